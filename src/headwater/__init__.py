@@ -1,0 +1,1 @@
+"""Headwater: run the part of training that shrinks data where the data lives."""
