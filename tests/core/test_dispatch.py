@@ -1,0 +1,182 @@
+"""Chunks reach the trainer once each and in order, whatever nodes do."""
+
+from copy import deepcopy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headwater.core.dispatch import Assign, Deliver, Dispatch, Keep, Stop, chunks_of
+
+NODES = ("a", "b")
+
+
+class World:
+    """A dispatch, the nodes around it, and what the trainer has seen."""
+
+    def __init__(self, num_chunks, window, per_node, failures=2):
+        self.machine = Dispatch(num_chunks, window=window, per_node=per_node, max_failures=failures)
+        self.num_chunks, self.window, self.per_node = num_chunks, window, per_node
+        self.up, self.ghosts, self.kept, self.seen, self.taken = set(), set(), [], [], 0
+        self.out = {node: set() for node in NODES}
+        self.stopped = False
+
+    def apply(self, decisions):
+        for decision in decisions:
+            match decision:
+                case Assign(node, chunk):
+                    assert node in self.up
+                    assert chunk not in self.out[node]
+                    assert chunk < self.taken + self.window, "handed out beyond the window"
+                    self.out[node].add(chunk)
+                    assert len(self.out[node]) <= self.per_node
+                case Keep(chunk):
+                    self.kept.append(chunk)
+                case Deliver(chunk):
+                    self.seen.append(chunk)
+                case Stop():
+                    self.stopped = True
+        self.check()
+
+    def check(self):
+        assert self.seen == list(range(len(self.seen))), "out of order or twice"
+        assert len(set(self.kept)) == len(self.kept), "kept twice"
+        waiting = set(range(min(self.num_chunks, self.taken + self.window))) - set(self.kept)
+        if self.up and waiting and not self.stopped:
+            assert any(self.out[node] for node in self.up), "nobody works though there is work"
+
+    def events(self):
+        """Every event that could happen next."""
+        for node in NODES:
+            if node not in self.up:
+                yield ("up", node)
+            else:
+                yield ("down", node)
+                for chunk in self.out[node]:
+                    yield ("finish", node, chunk)
+                    yield ("fail", node, chunk)
+        for node, chunk in self.ghosts:
+            yield ("late", node, chunk)
+        if self.taken < len(self.seen):
+            yield ("take",)
+
+    def happen(self, event):
+        match event:
+            case ("up", node):
+                self.up.add(node)
+                self.apply(self.machine.node_up(node))
+            case ("down", node):
+                self.up.remove(node)
+                self.ghosts |= {(node, chunk) for chunk in self.out[node]}
+                self.out[node] = set()
+                self.apply(self.machine.node_down(node))
+            case ("finish", node, chunk):
+                self.out[node].remove(chunk)
+                self.apply(self.machine.finished(node, chunk))
+            case ("late", node, chunk):
+                self.ghosts.remove((node, chunk))
+                self.out[node].discard(chunk)
+                self.apply(self.machine.finished(node, chunk))
+            case ("fail", node, chunk):
+                self.out[node].remove(chunk)
+                self.apply(self.machine.failed(node, chunk, "test"))
+            case ("take",):
+                self.taken += 1
+                self.apply(self.machine.taken())
+
+    def state(self):
+        machine = {key: repr(value) for key, value in vars(self.machine).items()}
+        return repr((sorted(self.up), sorted(self.ghosts), self.out, self.kept, self.seen, self.taken, machine))
+
+
+@pytest.mark.parametrize(("num_chunks", "window", "per_node", "depth"), [(3, 2, 1, 9), (3, 2, 2, 8), (2, 1, 1, 12)])
+def test_every_history_of_a_small_world_keeps_the_promises(num_chunks, window, per_node, depth):
+    frontier, known = [World(num_chunks, window, per_node)], set()
+    for _ in range(depth):
+        following = []
+        for world in frontier:
+            for event in world.events():
+                if world.stopped:
+                    continue
+                other = deepcopy(world)
+                other.happen(event)
+                if (state := other.state()) not in known:
+                    known.add(state)
+                    following.append(other)
+        frontier = following
+    assert len(known) > 100
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Long random histories of larger worlds."""
+
+    def __init__(self):
+        super().__init__()
+        self.world = World(20, 5, 2, failures=100)
+
+    @rule(data=st.data())
+    def something_happens(self, data):
+        self.world.happen(data.draw(st.sampled_from(sorted(self.world.events()))))
+
+    @precondition(lambda self: self.world.up)
+    @rule()
+    def nodes_stay_up_and_the_epoch_ends(self):
+        world = deepcopy(self.world)
+        while len(world.seen) < world.num_chunks or world.taken < world.num_chunks:
+            event = next(e for e in world.events() if e[0] in ("finish", "take"))
+            world.happen(event)
+        assert world.machine.done
+        assert world.machine.num_out == 0 or world.ghosts
+
+    @invariant()
+    def promises_hold(self):
+        self.world.check()
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+def test_a_faster_node_gets_more_chunks():
+    machine = Dispatch(30, window=30, per_node=1)
+    work = {d.node: d.chunk for d in machine.node_up("slow") + machine.node_up("fast")}
+    count = {"slow": 0, "fast": 0}
+    for tick in range(1, 100):
+        for node, period in (("slow", 3), ("fast", 1)):
+            if node in work and tick % period == 0:
+                count[node] += 1
+                decisions = machine.finished(node, work.pop(node))
+                work |= {d.node: d.chunk for d in decisions if isinstance(d, Assign)}
+    assert count["slow"] + count["fast"] == 30
+    assert 2 * count["slow"] < count["fast"] < 4 * count["slow"]
+
+
+def test_a_chunk_that_keeps_failing_stops_the_epoch_with_its_reason():
+    machine = Dispatch(1, window=1, per_node=1, max_failures=2)
+    machine.node_up("a")
+    assert machine.failed("a", 0, "no such model") == [Assign("a", 0)]
+    (stop,) = machine.failed("a", 0, "no such model")
+    assert "failed 2 times" in stop.reason
+    assert "no such model" in stop.reason
+
+
+def test_a_failed_chunk_goes_to_another_node_first():
+    machine = Dispatch(1, window=1, per_node=1)
+    machine.node_up("a")
+    machine.node_up("b")
+    assert machine.failed("a", 0, "damaged") == [Assign("b", 0)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=20), st.integers(1, 12))
+def test_chunks_hold_the_stream_in_order(gaps, chunk_rows):
+    slices, position = [], 0
+    for skip, size in gaps:
+        slices.append((position + skip, position + skip + size))
+        position += skip + size
+    chunks = chunks_of(slices, chunk_rows)
+    flat = [entry for chunk in chunks for start, stop in chunk for entry in range(start, stop)]
+    assert flat == [entry for start, stop in slices for entry in range(start, stop)]
+    sizes = [sum(stop - start for start, stop in chunk) for chunk in chunks]
+    assert all(size == chunk_rows for size in sizes[:-1])
+    assert all(0 < size <= chunk_rows for size in sizes[-1:])
