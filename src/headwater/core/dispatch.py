@@ -119,7 +119,9 @@ class Dispatch:
         self._out[node].remove(chunk)
         self._failures[chunk] = self._failures.get(chunk, 0) + 1
         if self._failures[chunk] >= self._max_failures:
-            return self.give_up(f"chunk {chunk} failed {self._failures[chunk]} times; the last time on {node}: {reason}")
+            return self.give_up(
+                f"chunk {chunk} failed {self._failures[chunk]} times; the last time on {node}: {reason}"
+            )
         self._hand_back(chunk)
         return self._assign(last=node)
 

@@ -1,0 +1,189 @@
+"""The plan: what runs where, and everything else that changes speed but not meaning.
+
+Owns `Plan`, its JSON format (docs/plan-format.md) and its checks. A plan says nothing about seeds, batches or data:
+those belong to the job, and every legal plan gives the job the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+from headwater.core.codecs import CODECS
+from headwater.core.cut import Cut
+from headwater.errors import PlanError
+
+FORMAT = "headwater-plan"
+VERSION = 1
+
+STAGES = ("read", "decode", "augment", "prefix", "suffix", "loss", "gradients", "reduce")
+TIERS_OF: Mapping[str, tuple[str, ...]] = {
+    "read": ("storage", "host"),
+    "decode": ("storage", "host"),
+    "augment": ("storage", "host"),
+    "prefix": ("storage", "host", "accelerator"),
+    "suffix": ("host", "accelerator"),
+    "loss": ("host", "accelerator"),
+    "gradients": ("host", "accelerator"),
+    "reduce": ("host", "accelerator", "network"),
+}
+PRECISIONS = ("fp32",)
+COMPRESSIONS = ("none", "lz4", "zstd")
+LIMITS: Mapping[str, tuple[int, int]] = {"node_batch": (1, 65536), "chunk_rows": (1, 1 << 20), "prefetch": (1, 256)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to carry out a job. The defaults keep everything on the trainer: "move nothing"."""
+
+    read: str = "host"
+    decode: str = "host"
+    augment: str = "host"
+    prefix: str = "host"
+    suffix: str = "host"
+    loss: str = "host"
+    gradients: str = "host"
+    reduce: str = "host"
+    cut: int = 0
+    cut_name: str = "input"
+    precision: str = "fp32"
+    codec: str = "raw"
+    compression: str = "none"
+    node_batch: int = 32
+    chunk_rows: int = 64
+    prefetch: int = 3
+
+    @property
+    def stages(self) -> dict[str, str]:
+        """Stage → tier, in the order of the chain."""
+        return {stage: str(getattr(self, stage)) for stage in STAGES}
+
+    @property
+    def uses_storage(self) -> bool:
+        """Does anything run on a node?"""
+        return self.read == "storage"
+
+    def to_json(self) -> dict[str, Any]:
+        rest = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in STAGES}
+        cut = {"index": rest.pop("cut"), "name": rest.pop("cut_name")}
+        return {"format": FORMAT, "version": VERSION, "stages": self.stages, "cut": cut, **rest}
+
+    def dumps(self) -> str:
+        """The plan as text, to be kept in a file."""
+        return json.dumps(self.to_json(), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, data: object) -> Plan:
+        """Read a plan; every fault in its form and in itself is in the one error."""
+        plan, faults = _read(data)
+        if plan is None or faults:
+            raise PlanError(faults)
+        return plan
+
+    @classmethod
+    def loads(cls, text: str) -> Plan:
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise PlanError([f"not JSON: {error}"]) from error
+        return cls.from_json(data)
+
+
+def near_plan(cut: Cut, **changes: Any) -> Plan:
+    """Read, decode, augment and prefix on the nodes, up to `cut`; the rest on the trainer."""
+    tiers = dict.fromkeys(("read", "decode", "augment"), "storage")
+    prefix = "storage" if cut.index else "host"
+    return Plan(**{**tiers, "prefix": prefix, "cut": cut.index, "cut_name": cut.name, **changes})
+
+
+def check(plan: Plan, cuts: Sequence[Cut], *, node_memory_bytes: int | None = None) -> None:
+    """Raise one PlanError with everything that keeps this plan from being carried out on this model."""
+    faults = _own_faults(plan)
+    cut = next((cut for cut in cuts if cut.index == plan.cut), None)
+    if cut is None:
+        faults.append(f"cut {plan.cut} is not a position of this model; it has 0 to {len(cuts) - 1}")
+    elif cut.name != plan.cut_name:
+        faults.append(f"cut {plan.cut} is called {cut.name!r} in this model, {plan.cut_name!r} in the plan; "
+                      "was the plan made for another model?")  # fmt: skip
+    elif plan.prefix == "storage" and not cut.legal:
+        faults.append(f"cut {cut.name!r} can't be used: {cut.why_not}")
+    elif plan.prefix == "storage" and node_memory_bytes is not None:
+        need = cut.prefix_bytes + plan.node_batch * cut.row_bytes
+        if need > node_memory_bytes:
+            faults.append(
+                f"prefix[..{cut.name}] needs at least {need / 1e9:.2f} GB on a node (has {node_memory_bytes / 1e9:.2f} "
+                f"GB); cut earlier or lower node_batch ({plan.node_batch})"
+            )
+    if faults:
+        raise PlanError(faults)
+
+
+def _own_faults(plan: Plan) -> list[str]:
+    """What is wrong with a plan whatever the model."""
+    faults = []
+    for stage, tier in plan.stages.items():
+        if tier not in TIERS_OF[stage]:
+            faults.append(f"{stage} is placed on {tier!r}; it can run on {', '.join(TIERS_OF[stage])}")
+    for earlier, later in pairwise(STAGES[:4]):
+        tier = getattr(plan, earlier)
+        if getattr(plan, later) == "storage" and tier != "storage":
+            faults.append(f"{later} is on storage but {earlier}, which comes before it, is on {tier}; "
+                          f"move {earlier} to storage or {later} off it")  # fmt: skip
+    if plan.read == "storage" and plan.augment != "storage":
+        faults.append("read is on storage but augment is not; rows leave a node after augment or after the prefix, "
+                      "so place read, decode and augment on the same side")  # fmt: skip
+    if plan.cut > 0 and plan.prefix != "storage":
+        faults.append(f"the cut at {plan.cut_name!r} ({plan.cut}) needs the prefix on storage; it is on {plan.prefix}")
+    if plan.cut == 0 and plan.prefix == "storage":
+        faults.append("the prefix is on storage but the cut is 0, in front of the first layer; choose a later cut")
+    if plan.cut < 0:
+        faults.append(f"cut is {plan.cut}; it must be 0 or more")
+    for name, allowed in (("precision", PRECISIONS), ("codec", tuple(CODECS)), ("compression", COMPRESSIONS)):
+        if getattr(plan, name) not in allowed:
+            faults.append(f"{name} is {getattr(plan, name)!r}; it must be one of {', '.join(allowed)}")
+    for name, (low, high) in LIMITS.items():
+        if not low <= getattr(plan, name) <= high:
+            faults.append(f"{name} is {getattr(plan, name)}; it must lie between {low} and {high}")
+    if plan.node_batch > plan.chunk_rows:
+        faults.append(f"node_batch ({plan.node_batch}) is larger than chunk_rows ({plan.chunk_rows}); "
+                      "a node never gets that many rows at once")  # fmt: skip
+    return faults
+
+
+def _read(data: object) -> tuple[Plan | None, list[str]]:
+    if not isinstance(data, Mapping):
+        return None, [f"a plan is a JSON object, not {type(data).__name__}"]
+    faults = []
+    if data.get("format") != FORMAT:
+        faults.append(f"format is {data.get('format')!r}; it must be {FORMAT!r}")
+    if data.get("version") != VERSION:
+        faults.append(f"version is {data.get('version')!r}; this Headwater reads {VERSION}")
+    values: dict[str, Any] = {}
+    parts: list[tuple[str, object, dict[str, str]]] = [
+        ("stages", data.get("stages"), {stage: stage for stage in STAGES}),
+        ("cut", data.get("cut"), {"index": "cut", "name": "cut_name"}),
+        ("", data, {f.name: f.name for f in fields(Plan) if f.name not in STAGES and not f.name.startswith("cut")}),
+    ]
+    for title, part, names in parts:
+        where = f"{title}." if title else ""
+        if not isinstance(part, Mapping):
+            faults.append(f"{title} is missing or not an object")
+            continue
+        known = set(names) | (set() if title else {"format", "version", "stages", "cut"})
+        faults += [f"{where}{name} is not a field of a plan" for name in part if name not in known]
+        for name, field in names.items():
+            if name not in part:
+                faults.append(f"{where}{name} is missing")
+            else:
+                values[field] = part[name]
+    whole = len(values) == len(fields(Plan))
+    for each in fields(Plan):
+        wanted = int if each.type == "int" else str
+        if each.name in values and type(values[each.name]) is not wanted:
+            faults.append(f"{each.name} is {values.pop(each.name)!r}; it must be {wanted.__name__}")
+            whole = False
+    plan = Plan(**values)
+    return plan, faults + (_own_faults(plan) if whole else [])

@@ -1,0 +1,77 @@
+"""A codec brings rows back within the error it states, in the bytes it states."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from headwater.core import codecs
+from headwater.core.spec import TensorSpec
+from headwater.errors import ConfigError
+
+rows = hnp.arrays(
+    np.float32,
+    st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(1, 3)),
+    elements=st.floats(-60000, 60000, width=32, allow_subnormal=False),
+)
+
+
+def round_trip(name, array):
+    spec = TensorSpec("t", array.shape[1:], str(array.dtype))
+    columns = codecs.encode(name, [array], (spec,))
+    assert sum(column.nbytes for column in columns) == len(array) * codecs.wire_row_bytes(name, (spec,))
+    (back,) = codecs.decode(name, columns, (spec,))
+    assert back.shape == array.shape
+    assert back.dtype == array.dtype
+    return back
+
+
+@given(rows)
+def test_raw_is_exact(array):
+    assert np.array_equal(round_trip("raw", array), array)
+
+
+@given(rows)
+def test_fp16_stays_within_its_stated_error(array):
+    assert np.all(np.abs(round_trip("fp16", array) - array) <= np.abs(array) * 2**-11 + 2**-25)
+
+
+@given(rows)
+def test_bf16_stays_within_its_stated_error(array):
+    assert np.all(np.abs(round_trip("bf16", array) - array) <= np.abs(array) * 2**-8)
+
+
+@given(rows)
+def test_int8_stays_within_its_stated_error(array):
+    largest = np.abs(array).reshape(len(array), -1).max(axis=1, initial=0) if len(array) else np.zeros(0)
+    limit = (largest / 254 * 1.001 + 1e-37).reshape(-1, 1, 1)
+    assert np.all(np.abs(round_trip("int8", array) - array) <= limit)
+
+
+def test_bf16_keeps_infinities_and_nans():
+    array = np.array([[np.inf, -np.inf, np.nan, 0.0, 3.4e38]], dtype=np.float32)
+    back = round_trip("bf16", array)
+    assert np.array_equal(np.isnan(back), np.isnan(array))
+    assert np.array_equal(back[0, :2], array[0, :2])
+
+
+@pytest.mark.parametrize("name", codecs.CODECS)
+def test_integer_tensors_travel_as_they_are(name):
+    array = np.arange(24, dtype=np.uint8).reshape(2, 12)
+    assert np.array_equal(round_trip(name, array), array)
+
+
+def test_a_value_that_fp16_cannot_hold_is_refused_with_the_way_out():
+    with pytest.raises(ConfigError, match="use codec bf16 or raw"):
+        codecs.encode("fp16", [np.array([[7e4]], dtype=np.float32)], (TensorSpec("t", (1,), "float32"),))
+
+
+def test_int8_refuses_what_has_no_scale():
+    with pytest.raises(ConfigError, match="use codec raw"):
+        codecs.encode("int8", [np.array([[np.inf]], dtype=np.float32)], (TensorSpec("t", (1,), "float32"),))
+
+
+def test_an_unknown_codec_lists_the_known_ones():
+    with pytest.raises(ConfigError, match="raw, fp16, bf16, int8"):
+        codecs.wire_columns("gzip", (TensorSpec("t", (1,), "float32"),))
