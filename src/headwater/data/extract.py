@@ -1,0 +1,237 @@
+"""From samples to rows: the real reads, decodes and inferences behind `core.ring`.
+
+Owns `Extractor`. A node runs it with an engine, a trainer without one (pixels only); the pixels are the same because
+the code is. May not import torch, `node` or `train`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headwater.core.draw import Draw
+from headwater.core.ring import Decision, Decode, Infer, Read, Ring, Send
+from headwater.data.pool import Pool
+from headwater.data.store import Store
+from headwater.data.wire import Bad, Chunk
+from headwater.errors import BadSampleError, HeadwaterError
+
+Run = Callable[[np.ndarray], Sequence[np.ndarray]]
+
+NUM_READERS = 16  # concurrent requests to the store; obstore gave 1,200 GET/s of 110 KB with this many
+SLOTS = 3  # one group being sent, one inferred, one decoded
+_POLL_S = 0.25  # how soon an abandoned request is noticed
+_INFER_FIRST, _DECODE_NEXT = 0, 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of a chunk's rows, and the samples found bad since the part before."""
+
+    ids: np.ndarray
+    tensors: Sequence[np.ndarray]
+    bad: tuple[Bad, ...]
+
+
+@dataclass
+class Busy:
+    """Seconds that threads spent in each stage, and what came out; measured."""
+
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    infer_s: float = 0.0
+    num_rows: int = 0
+    num_bad: int = 0
+    read_bytes: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, **amounts: float) -> None:
+        with self.lock:
+            for name, amount in amounts.items():
+                setattr(self, name, getattr(self, name) + amount)
+
+    def to_json(self) -> dict[str, float]:
+        with self.lock:
+            return {name: value for name, value in vars(self).items() if name != "lock"}
+
+
+class Extractor:
+    """Threads that turn chunks into rows; one per process, shared by all requests."""
+
+    def __init__(self, num_threads: int, num_readers: int = NUM_READERS) -> None:
+        self._compute = Pool(num_threads, "compute")
+        self._readers = Pool(num_readers, "read")
+        self.busy = Busy()
+
+    @property
+    def num_threads(self) -> int:
+        return self._compute.num_threads
+
+    def rows(
+        self, store: Store, chunk: Chunk, run: Run | None, abandoned: Callable[[], bool] = lambda: False
+    ) -> Iterator[Part]:
+        """The chunk's rows in parts, as they get ready. Bad samples are reported, anything else raises."""
+        passage = _Passage(self, store, chunk, run)
+        try:
+            yield from passage.parts(abandoned)
+        finally:
+            passage.stop()
+
+    def close(self) -> None:
+        self._readers.close()
+        self._compute.close()
+
+
+class _Passage:
+    """One chunk on its way through the stages."""
+
+    def __init__(self, extractor: Extractor, store: Store, chunk: Chunk, run: Run | None) -> None:
+        self._extractor = extractor
+        self._store = store
+        self._chunk = chunk
+        self._run = run
+        self._transforms = chunk.extraction.transforms
+        spec = self._transforms.output_spec if run else self._transforms.pixel_spec
+        self._row_shape, self._row_dtype = spec.shape, spec.dtype
+        self._lock = threading.Lock()
+        self._ring = Ring(len(chunk.samples), group_rows=chunk.extraction.node_batch, slots=SLOTS)
+        self._buffers: dict[int, np.ndarray] = {}
+        self._data: dict[int, bytes] = {}
+        self._bad: dict[int, Bad] = {}
+        self._told: set[int] = set()
+        self._ready: queue.SimpleQueue[tuple[int, Part] | Exception | None] = queue.SimpleQueue()
+        self._stopped = False
+
+    def parts(self, abandoned: Callable[[], bool]) -> Iterator[Part]:
+        self._tell(self._ring.begin)
+        while True:
+            try:
+                item = self._ready.get(timeout=_POLL_S)
+            except queue.Empty:
+                item = ()
+            if abandoned():
+                return
+            if item == ():
+                continue
+            if item is None:
+                break
+            if isinstance(item, Exception):
+                raise item
+            group, part = item
+            yield part
+            del item, part
+            self._tell(self._ring.sent, group)
+        if rest := self._new_bad():
+            yield Part(np.empty(0, np.int64), self._no_tensors(), rest)
+
+    def stop(self) -> None:
+        """Whatever is still queued for this chunk does nothing."""
+        self._stopped = True
+
+    def _no_tensors(self) -> list[np.ndarray]:
+        return [np.empty((0, *spec.shape), spec.dtype) for spec in self._chunk.extraction.boundary]
+
+    def _new_bad(self) -> tuple[Bad, ...]:
+        new = tuple(bad for sample, bad in self._bad.items() if sample not in self._told)
+        self._told |= {bad.sample for bad in new}
+        return new
+
+    def _tell(self, event: Callable[..., list[Decision]], *args: int) -> None:
+        """Feed the ring an event and start what it decides."""
+        with self._lock:
+            decisions = event(*args)
+            done = self._ring.done
+        for decision in decisions:
+            match decision:
+                case Read(sample):
+                    self._extractor._readers.submit(0, self._guard(self._read, sample))
+                case Decode(sample):
+                    self._extractor._compute.submit(_DECODE_NEXT, self._guard(self._decode, sample))
+                case Infer(group):
+                    self._extractor._compute.submit(_INFER_FIRST, self._guard(self._infer, group))
+                case Send(group):
+                    pass  # _infer has queued the part
+        if done:
+            self._ready.put(None)
+
+    def _guard(self, task: Callable[[int], None], number: int) -> Callable[[], None]:
+        """A task that skips itself once the chunk is abandoned, and hands any error to whoever waits for the rows."""
+
+        def guarded() -> None:
+            if self._stopped:
+                return
+            try:
+                task(number)
+            except Exception as error:
+                self._stopped = True
+                self._ready.put(error if isinstance(error, HeadwaterError) else _surprise(error))
+
+        return guarded
+
+    def _read(self, number: int) -> None:
+        ref = self._chunk.samples[number]
+        start = time.perf_counter()
+        try:
+            data = self._store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag)
+        except BadSampleError as error:
+            self._give_up_on(number, error)
+            return
+        self._extractor.busy.add(read_s=time.perf_counter() - start, read_bytes=len(data))
+        self._data[number] = data
+        self._tell(self._ring.read, number)
+
+    def _decode(self, number: int) -> None:
+        ref = self._chunk.samples[number]
+        data = self._data.pop(number)
+        group = self._ring.group_of(number)
+        with self._lock:
+            members = self._ring.samples_of(group)
+            if group not in self._buffers:
+                self._buffers[group] = np.empty((len(members), *self._row_shape), self._row_dtype)
+            row = self._buffers[group][number - members.start]
+        start = time.perf_counter()
+        draw = Draw(self._chunk.seed, self._chunk.epoch, ref.id)
+        try:
+            if self._run:
+                self._transforms.apply(data, ref.key, draw, out=row)
+            else:
+                row[...] = self._transforms.pixels(data, ref.key, draw)
+        except BadSampleError as error:
+            self._give_up_on(number, error)
+            return
+        self._extractor.busy.add(decode_s=time.perf_counter() - start)
+        self._tell(self._ring.decoded, number)
+
+    def _give_up_on(self, number: int, error: BadSampleError) -> None:
+        ref = self._chunk.samples[number]
+        with self._lock:
+            self._bad[ref.id] = Bad(ref.id, ref.key, error.reason)
+        self._extractor.busy.add(num_bad=1)
+        self._tell(self._ring.bad, number)
+
+    def _infer(self, group: int) -> None:
+        with self._lock:
+            rows = self._buffers.pop(group)
+            members = self._ring.samples_of(group)
+            ids = np.array([self._chunk.samples[number].id for number in members], np.int64)
+            good = np.array([int(sample) not in self._bad for sample in ids])
+            bad = self._new_bad()
+        if not good.all():
+            rows, ids = rows[good], ids[good]
+        start = time.perf_counter()
+        tensors = self._run(rows) if self._run else [rows]
+        self._extractor.busy.add(infer_s=time.perf_counter() - start, num_rows=len(ids))
+        self._ready.put((group, Part(ids, tensors, bad)))
+        self._tell(self._ring.inferred, group)
+
+
+def _surprise(error: Exception) -> HeadwaterError:
+    """An error nobody foresaw, said plainly; the traceback stays on this side."""
+    wrapped = HeadwaterError(f"unexpected {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

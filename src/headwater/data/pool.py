@@ -1,0 +1,59 @@
+"""A fixed number of threads that take the most urgent task first.
+
+Owns `Pool`. Its threads do the CPU work of a node or a trainer: one a core, so that decoding and inference never
+compete for more cores than there are; urgency lets a finished group run before more pictures are decoded.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+
+Task = Callable[[], None]
+
+
+class Pool:
+    """Tasks must not raise: whoever submits one deals with its errors inside."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._tasks: list[tuple[int, int, Task]] = []
+        self._counter = itertools.count()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_threads(self) -> int:
+        return len(self._threads)
+
+    def submit(self, urgency: int, task: Task) -> None:
+        """Queue a task; the lowest urgency number first, then the oldest."""
+        with self._wake:
+            heapq.heappush(self._tasks, (urgency, next(self._counter), task))
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Drop what is queued, finish what runs, end the threads."""
+        with self._wake:
+            self._closed = True
+            self._tasks.clear()
+            self._wake.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._tasks and not self._closed:
+                    self._wake.wait()
+                if self._closed:
+                    return
+                _, _, task = heapq.heappop(self._tasks)
+            task()
+            del task  # don't keep its buffers alive while waiting for the next

@@ -1,0 +1,280 @@
+"""What trainer and node say to each other: requests, row streams, and errors.
+
+Owns the protocol's version, its messages and their checks; both sides import it, neither defines its own. Everything a
+stranger could send is parsed here, into plain data or a ConfigError; nothing is ever unpickled or executed.
+
+A rows stream is Arrow record batches. Column `sample` has the ids; the others are the codec's columns of the boundary,
+flattened to fixed-size lists. A batch's metadata is JSON: samples that could not be read ride there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headwater import errors
+from headwater.core import codecs
+from headwater.core.plan import COMPRESSIONS, LIMITS, PRECISIONS
+from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec
+from headwater.data.samples import SCHEMA, SampleRef, Samples
+from headwater.data.transforms import Transforms
+from headwater.errors import ConfigError, DamagedError
+
+PROTOCOL = 1
+MAX_REQUEST_BYTES = 64 << 20
+MAX_ROW_BYTES = 1 << 30
+UNKNOWN_PREFIX = "unknown prefix"  # in the text of a RefusedError: upload it, then ask again
+
+_ARROW: Mapping[str, pa.DataType] = {
+    "bool": pa.uint8(),
+    "uint8": pa.uint8(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float16": pa.float16(),
+    "bfloat16": pa.uint16(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+}
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A sample that could not be read or decoded."""
+
+    sample: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Ask a node which samples a data set has."""
+
+    url: str
+    layout: str = "auto"
+    path_column: str | int | None = None
+    label_column: str | int | None = None
+
+    def dumps(self) -> bytes:
+        return json.dumps({"kind": "listing", "protocol": PROTOCOL, **vars(self)}).encode()
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """What a row is: everything that determines its values, but for the sample, the epoch and the seed."""
+
+    url: str
+    transforms: Transforms
+    prefix: str | None  # sha256 of the ONNX file; None leaves the model to the trainer and sends pixels
+    boundary: Boundary
+    precision: str = "fp32"
+    codec: str = "raw"
+    compression: str = "none"
+    node_batch: int = 32
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {name: value for name, value in vars(self).items() if name not in ("transforms", "boundary")}
+        return {
+            **plain,
+            "transforms": self.transforms.to_json(),
+            "boundary": [spec.to_json() for spec in self.boundary],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Extraction:
+        _require(data, url=str, transforms=list, boundary=list)
+        _require(data, precision=str, codec=str, compression=str, node_batch=int)
+        prefix = data.get("prefix")
+        if prefix is not None and not is_digest(prefix):
+            raise ConfigError(f"prefix {str(prefix)[:80]!r} is not a sha256 in hexadecimal")
+        boundary = tuple(TensorSpec.from_json(spec) for spec in data["boundary"])
+        allowed = {"precision": PRECISIONS, "codec": tuple(codecs.CODECS), "compression": COMPRESSIONS}
+        for name, values in allowed.items():
+            if data[name] not in values:
+                raise ConfigError(f"{name} is {data[name][:40]!r}; it must be one of {', '.join(values)}")
+        low, high = LIMITS["node_batch"]
+        if not low <= data["node_batch"] <= high:
+            raise ConfigError(f"node_batch is {data['node_batch']}; it must lie between {low} and {high}")
+        if not boundary or sum(spec.row_bytes for spec in boundary) > MAX_ROW_BYTES:
+            raise ConfigError(f"a row must have 1 tensor or more and at most {MAX_ROW_BYTES} bytes")
+        transforms = Transforms.from_json(data["transforms"])
+        return cls(data["url"], transforms, prefix, boundary, data["precision"], data["codec"], data["compression"],
+                   data["node_batch"])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Ask a node for the rows of these samples."""
+
+    extraction: Extraction
+    job: str
+    seed: int
+    epoch: int
+    index: int
+    samples: tuple[SampleRef, ...]
+
+    def dumps(self) -> bytes:
+        return json.dumps(
+            {
+                "kind": "rows",
+                "protocol": PROTOCOL,
+                "job": self.job,
+                "seed": self.seed,
+                "epoch": self.epoch,
+                "index": self.index,
+                "extraction": self.extraction.to_json(),
+                "samples": [ref.to_json() for ref in self.samples],
+            },
+            separators=(",", ":"),
+        ).encode()
+
+
+def loads(ticket: bytes) -> Listing | Chunk:
+    """Read a request from whoever sent it."""
+    if len(ticket) > MAX_REQUEST_BYTES:
+        raise ConfigError(f"a request of {len(ticket)} bytes; the limit is {MAX_REQUEST_BYTES}")
+    try:
+        data = json.loads(ticket)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("the request is not JSON") from error
+    _require(data, kind=str, protocol=int)
+    if data["protocol"] != PROTOCOL:
+        raise ConfigError(f"the request speaks protocol {data['protocol']}; this node speaks {PROTOCOL}")
+    if data["kind"] == "listing":
+        _require(data, url=str, layout=str)
+        columns = [data.get("path_column"), data.get("label_column")]
+        for column in columns:
+            if column is not None and type(column) not in (int, str):
+                raise ConfigError(f"a column is named by text or number, not {column!r}")
+        return Listing(data["url"], data["layout"], *columns)
+    if data["kind"] == "rows":
+        _require(data, job=str, seed=int, epoch=int, index=int, extraction=dict, samples=list)
+        for name in ("seed", "epoch", "index"):
+            if not 0 <= data[name] < 2**63:
+                raise ConfigError(f"{name} is {data[name]}; it must lie between 0 and 2**63 - 1")
+        if not 0 < len(data["samples"]) <= LIMITS["chunk_rows"][1]:
+            raise ConfigError(f"a chunk of {len(data['samples'])} samples; the limit is {LIMITS['chunk_rows'][1]}")
+        samples = tuple(SampleRef.from_json(item) for item in data["samples"])
+        if len({ref.id for ref in samples}) != len(samples):
+            raise ConfigError("a chunk names the same sample twice")
+        extraction = Extraction.from_json(data["extraction"])
+        return Chunk(extraction, data["job"], data["seed"], data["epoch"], data["index"], samples)
+    raise ConfigError(f"a request of kind {data['kind'][:40]!r}; it must be listing or rows")
+
+
+def rows_schema(codec: str, boundary: Boundary) -> pa.Schema:
+    """The Arrow schema of a rows stream."""
+    fields = [pa.field("sample", pa.int64(), nullable=False)]
+    for column in codecs.wire_columns(codec, boundary):
+        kind = _ARROW[column.dtype]
+        fields.append(pa.field(column.name, pa.list_(kind, column.num_items) if column.shape else kind, nullable=False))
+    return pa.schema(fields)
+
+
+def pack_rows(codec: str, boundary: Boundary, ids: np.ndarray, tensors: Sequence[np.ndarray]) -> pa.RecordBatch:
+    """Rows as a record batch, without copying what the codec leaves as it is."""
+    schema = rows_schema(codec, boundary)
+    arrays: list[pa.Array] = [pa.array(ids, pa.int64())]
+    for column, values in zip(
+        codecs.wire_columns(codec, boundary), codecs.encode(codec, tensors, boundary), strict=True
+    ):
+        plain = values.view(np.uint8) if values.dtype == np.bool_ else values
+        flat = pa.array(plain.reshape(-1), _ARROW[column.dtype])
+        arrays.append(pa.FixedSizeListArray.from_arrays(flat, column.num_items) if column.shape else flat)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def unpack_rows(codec: str, boundary: Boundary, batch: pa.RecordBatch) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Ids and tensors of a record batch; DamagedError if it is not what was asked for."""
+    if not batch.schema.equals(rows_schema(codec, boundary), check_metadata=False):
+        raise DamagedError(f"rows came as {batch.schema.names}, not as the boundary {list(map(str, boundary))}")
+    if any(column.null_count for column in batch.columns):
+        raise DamagedError("rows came with missing values")
+    columns = []
+    for spec, column in zip(codecs.wire_columns(codec, boundary), batch.columns[1:], strict=True):
+        values = (column.flatten() if spec.shape else column).to_numpy(zero_copy_only=True)
+        assert values.itemsize == ITEM_BYTES[spec.dtype]
+        columns.append(values.view(np.bool_) if spec.dtype == "bool" else values)
+    return batch.column(0).to_numpy(), codecs.decode(codec, columns, boundary)
+
+
+def pack_bad(bad: Sequence[Bad]) -> bytes:
+    """Samples without a row, as a batch's metadata."""
+    return json.dumps({"bad": [[each.sample, each.key, each.reason] for each in bad]}).encode() if bad else b""
+
+
+def unpack_bad(metadata: bytes) -> list[Bad]:
+    """The way back from `pack_bad`."""
+    try:
+        return [Bad(int(sample), str(key), str(reason)) for sample, key, reason in json.loads(metadata)["bad"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError("rows came with metadata that can't be read") from error
+
+
+LISTING_SCHEMA = pa.schema(SCHEMA)
+
+
+def listing_progress(num_samples: int) -> tuple[pa.RecordBatch, bytes]:
+    """A sign of life: this many samples were listed so far."""
+    return _empty(LISTING_SCHEMA), json.dumps({"listed": num_samples}).encode()
+
+
+def listing_batches(samples: Samples) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    """The samples, then what belongs to all of them as the metadata of an empty batch."""
+    table = samples.to_table()
+    for batch in table.replace_schema_metadata(None).to_batches(max_chunksize=50_000):
+        yield batch, b""
+    whole = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    yield _empty(LISTING_SCHEMA), json.dumps({"whole": whole}).encode()
+
+
+def listing_result(batches: Sequence[pa.RecordBatch], whole: Mapping[str, str]) -> Samples:
+    """The way back from `listing_batches`."""
+    table = pa.Table.from_batches(list(batches), schema=LISTING_SCHEMA)
+    return Samples.from_table(table.replace_schema_metadata(dict(whole)))
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def error_to_wire(error: errors.HeadwaterError) -> bytes:
+    """An error as the extra bytes of a Flight status."""
+    reason = {"key": error.key, "reason": error.reason} if isinstance(error, errors.BadSampleError) else {}
+    return json.dumps({"error": type(error).__name__, "text": str(error), **reason}).encode()
+
+
+def error_from_wire(extra: bytes | None) -> errors.HeadwaterError | None:
+    """The error that a node sent, as the same class here; None if the bytes say nothing."""
+    try:
+        data = json.loads(extra or b"")
+    except ValueError:
+        return None
+    if not isinstance(data, dict) or not isinstance(data.get("text"), str):
+        return None
+    kind = getattr(errors, str(data.get("error")), None)
+    if kind is errors.BadSampleError:
+        return errors.BadSampleError(str(data.get("key")), str(data.get("reason")))
+    if kind is errors.PlanError or not (isinstance(kind, type) and issubclass(kind, errors.HeadwaterError)):
+        return errors.RefusedError(data["text"])
+    return kind(data["text"])
+
+
+def _require(data: Any, **kinds: type) -> None:
+    if not isinstance(data, dict):
+        raise ConfigError(f"a request is a JSON object, not {type(data).__name__}")
+    for name, kind in kinds.items():
+        if type(data.get(name)) is not kind:
+            raise ConfigError(f"{name} must be {kind.__name__}, not {str(data.get(name))[:80]!r}")
+
+
+def is_digest(text: object) -> bool:
+    """Is this a sha256 in lower-case hexadecimal?"""
+    return isinstance(text, str) and len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)

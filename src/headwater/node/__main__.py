@@ -1,0 +1,17 @@
+"""`python -m headwater.node URL [THREADS]`: how a trainer starts its embedded node. People use `headwater serve`."""
+
+import json
+import os
+import sys
+
+from headwater.errors import HeadwaterError
+from headwater.node.serve import serve_embedded
+
+if __name__ == "__main__":
+    code = 0
+    try:
+        serve_embedded(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    except HeadwaterError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        code = 1
+    os._exit(code)  # gRPC threads that still hold a dead stream must not keep the process

@@ -1,0 +1,52 @@
+"""Runs a prefix. Owns the ONNX Runtime session and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime as ort
+
+from headwater.core.spec import Boundary
+from headwater.errors import RefusedError
+
+
+class Engine:
+    """One prefix, ready to run. Threads may call `run` at the same time."""
+
+    def __init__(self, model: bytes) -> None:
+        options = ort.SessionOptions()
+        # Parallelism comes from running several groups at once, one a core: a session that also splits each group
+        # would fight the decoders for the same cores.
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.log_severity_level = 4  # errors come back as exceptions; the log would only repeat them
+        try:
+            # From bytes, so that a file reference inside the model has no folder to start from.
+            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise RefusedError(f"the prefix is not a model that this node can run: {_first_line(error)}") from None
+        self._inputs = [each.name for each in self._session.get_inputs()]
+        self._outputs = [each.name for each in self._session.get_outputs()]
+
+    def run(self, rows: np.ndarray, boundary: Boundary) -> Sequence[np.ndarray]:
+        """The boundary's tensors for these rows."""
+        if len(self._inputs) != 1 or len(self._outputs) != len(boundary):
+            raise RefusedError(
+                f"the prefix takes {len(self._inputs)} inputs and gives {len(self._outputs)} tensors; "
+                f"the request has 1 input and wants {len(boundary)}"
+            )
+        try:
+            tensors = self._session.run(self._outputs, {self._inputs[0]: rows})
+        except Exception as error:
+            raise RefusedError(f"the prefix failed on {rows.dtype}{list(rows.shape)}: {_first_line(error)}") from None
+        for tensor, spec in zip(tensors, boundary, strict=True):
+            if tensor.shape != (len(rows), *spec.shape) or str(tensor.dtype) != spec.dtype:
+                raise RefusedError(f"the prefix gave {tensor.dtype}{list(tensor.shape)} where the request wants {spec}")
+        return tensors
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:300]

@@ -1,0 +1,99 @@
+"""The prefixes that a node holds, by digest.
+
+Owns the folder of ONNX files and the engines loaded from it. A prefix is uploaded once and kept across restarts; a file
+whose digest no longer fits is thrown away and asked for again. Nothing here is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+from headwater.data.wire import UNKNOWN_PREFIX
+from headwater.errors import RefusedError
+from headwater.node.engine import Engine
+
+MAX_ENGINES = 8  # loaded at once; the least recently used is dropped
+
+
+class Prefixes:
+    """ONNX files in `folder`, and engines for those in use."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._engines: OrderedDict[str, Engine] = OrderedDict()
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob("*.part"):
+            if not _is_alive(leftover.name.split("-")[0]):  # an upload cut short by a kill
+                leftover.unlink(missing_ok=True)
+
+    def __contains__(self, digest: str) -> bool:
+        return self._path(digest).exists()
+
+    def put(self, digest: str, pieces: Iterable[bytes]) -> None:
+        """Take an upload in pieces. It is kept only if it is whole, what it says it is, and can be run."""
+        total, sha = 0, hashlib.sha256()
+        handle, name = tempfile.mkstemp(dir=self._folder, prefix=f"{os.getpid()}-", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                for piece in pieces:
+                    total += len(piece)
+                    if total > self._max_bytes:
+                        raise RefusedError(
+                            f"the prefix has more than {self._max_bytes / 1e9:.2f} GB, this node's limit; cut earlier, "
+                            "or raise the limit with `headwater serve --max-upload`"
+                        )
+                    sha.update(piece)
+                    file.write(piece)
+            if sha.hexdigest() != digest:
+                found = sha.hexdigest()
+                raise RefusedError(f"{total} bytes arrived with sha256 {found}, not {digest}; upload it again")
+            engine = Engine(Path(name).read_bytes())
+            os.replace(name, self._path(digest))
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        self._remember(digest, engine)
+
+    def engine(self, digest: str) -> Engine:
+        """The engine for this prefix, loaded if need be."""
+        with self._lock:
+            if digest in self._engines:
+                self._engines.move_to_end(digest)
+                return self._engines[digest]
+        try:
+            model = self._path(digest).read_bytes()
+        except FileNotFoundError:
+            raise RefusedError(f"{UNKNOWN_PREFIX} {digest}") from None
+        if hashlib.sha256(model).hexdigest() != digest:
+            self._path(digest).unlink(missing_ok=True)
+            raise RefusedError(f"{UNKNOWN_PREFIX} {digest}: the stored file was damaged and is gone")
+        return self._remember(digest, Engine(model))
+
+    def _remember(self, digest: str, engine: Engine) -> Engine:
+        with self._lock:
+            engine = self._engines.setdefault(digest, engine)
+            self._engines.move_to_end(digest)
+            while len(self._engines) > MAX_ENGINES:
+                self._engines.popitem(last=False)
+            return engine
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / f"{digest}.onnx"
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:  # somebody else's, and alive
+        return True
+    return True

@@ -1,0 +1,69 @@
+"""A node's life as a process: start, announce, wait, stop.
+
+Owns signals and the watch over an embedded node's parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from headwater.errors import ConfigError
+from headwater.node.service import Node
+
+STOP_WITHIN_S = 5.0  # streams that do not end by then are cut off
+
+
+def default_state() -> Path:
+    """Where a node keeps prefixes unless told otherwise."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache) / "headwater" / "node"
+
+
+def serve(
+    roots: tuple[str, ...],
+    *,
+    listen: str = "grpc://127.0.0.1:8815",
+    state: Path | None = None,
+    num_threads: int | None = None,
+    max_upload_bytes: int = 2 << 30,
+    announce: Callable[[Node], None] = lambda node: None,
+    until: threading.Event | None = None,
+) -> None:
+    """Serve `roots` until a signal arrives, or `until` is set."""
+    if not roots:
+        raise ConfigError("a node serves at least one folder or bucket; name it: headwater serve s3://photos")
+    stop = until or threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        node = Node(listen, roots, state=state or default_state(), num_threads=num_threads,
+                    max_upload_bytes=max_upload_bytes)  # fmt: skip
+    except OSError as error:
+        raise ConfigError(f"can't listen on {listen}: {error}; is another node running there? use --listen") from error
+    announce(node)
+    stop.wait()
+    node.stop(STOP_WITHIN_S)
+
+
+def serve_embedded(root: str, num_threads: int | None) -> None:
+    """Serve one root on a free loopback port, tell the parent which, and end when the parent closes our input.
+
+    The input also closes when the parent is killed, so an embedded node never outlives its trainer.
+    """
+    orphaned = threading.Event()
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        orphaned.set()
+
+    def announce(node: Node) -> None:
+        print(json.dumps({"address": f"grpc://127.0.0.1:{node.port}"}), flush=True)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+    serve((root,), listen="grpc://127.0.0.1:0", num_threads=num_threads, announce=announce, until=orphaned)

@@ -1,0 +1,216 @@
+"""The Flight service: what a node answers on the wire.
+
+Owns the server class. Requests are parsed by `data.wire`; work is done by `data.extract`; this file joins them, checks
+that a request stays within the node's roots, and turns errors into statuses.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from headwater.core import codecs
+from headwater.core.plan import PRECISIONS
+from headwater.data import wire
+from headwater.data.extract import Extractor
+from headwater.data.layouts import list_samples
+from headwater.data.samples import Samples
+from headwater.data.store import Store, full_url, open_store, redact
+from headwater.errors import ConfigError, HeadwaterError, RefusedError
+from headwater.node.prefixes import Prefixes
+from headwater.version import VERSION
+
+MAX_CHUNKS = 16  # worked on at once; further ones wait their turn
+
+log = logging.getLogger(__name__)
+
+
+class Node(flight.FlightServerBase):
+    """A storage node. Start it with `serve()`, stop it with `shutdown()` and `close()`."""
+
+    def __init__(
+        self,
+        listen: str,
+        roots: tuple[str, ...],
+        *,
+        state: Path,
+        num_threads: int | None = None,
+        max_upload_bytes: int = 2 << 30,
+    ) -> None:
+        self.roots = tuple(full_url(root) for root in roots)
+        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self._prefixes = Prefixes(state / "prefixes", max_upload_bytes)
+        self._extractor = Extractor(self.num_threads)
+        self._stores: dict[str, Store] = {}
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._turns = threading.BoundedSemaphore(MAX_CHUNKS)
+        super().__init__(listen)
+
+    def stop(self, within_s: float) -> None:
+        """Cut running streams off, end the server and its threads."""
+        self._stopping = True
+        ending = threading.Thread(target=self.shutdown, daemon=True)
+        ending.start()
+        ending.join(within_s)
+        self._extractor.close()
+
+    def hello(self) -> dict[str, Any]:
+        """Who this is and what it can do."""
+        return {
+            "headwater": VERSION,
+            "protocol": wire.PROTOCOL,
+            "roots": list(self.roots),
+            "num_threads": self.num_threads,
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "codecs": list(codecs.CODECS),
+            "precisions": list(PRECISIONS),
+            "engine": "onnxruntime",
+            "busy": self._extractor.busy.to_json(),
+        }
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+        with _as_status():
+            if action.type == "hello":
+                return [json.dumps(self.hello()).encode()]
+            if action.type == "has-prefix":
+                return [json.dumps(_digest(action.body.to_pybytes().decode()) in self._prefixes).encode()]
+            raise ConfigError(f"no action {action.type[:40]!r}; there are {', '.join(name for name, _ in _ACTIONS)}")
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        return _ACTIONS
+
+    def do_put(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor, reader: Any, writer: Any
+    ) -> None:
+        """Receive a prefix: batches of one binary column, in order; the descriptor's command is its digest."""
+        with _as_status():
+            digest = _digest((descriptor.command or b"").decode(errors="replace"))
+            self._prefixes.put(digest, _pieces(reader))
+
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
+        with _as_status():
+            request = wire.loads(ticket.ticket)
+            if isinstance(request, wire.Listing):
+                self._check_root(request.url)
+                return flight.GeneratorStream(wire.LISTING_SCHEMA, self._listing(request))
+            self._check_root(request.extraction.url)
+            if request.extraction.prefix:
+                self._prefixes.engine(request.extraction.prefix)  # refuse now rather than in the middle of the stream
+            schema = wire.rows_schema(request.extraction.codec, request.extraction.boundary)
+            compression = None if request.extraction.compression == "none" else request.extraction.compression
+            options = pa.ipc.IpcWriteOptions(compression=compression)
+            return flight.GeneratorStream(schema, self._rows(request, context), options=options)
+
+    def _rows(self, chunk: wire.Chunk, context: flight.ServerCallContext) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        want = chunk.extraction
+
+        def abandoned() -> bool:
+            return self._stopping or context.is_cancelled()
+
+        with _as_status():
+            while not self._turns.acquire(timeout=0.5):
+                if abandoned():
+                    raise _ended()
+            try:
+                engine = self._prefixes.engine(want.prefix) if want.prefix else None
+                run = partial(engine.run, boundary=want.boundary) if engine else None
+                for part in self._extractor.rows(self._store(want.url), chunk, run, abandoned):
+                    batch = wire.pack_rows(want.codec, want.boundary, part.ids, part.tensors)
+                    yield batch, wire.pack_bad(part.bad)
+                if abandoned():
+                    raise _ended()
+            finally:
+                self._turns.release()
+
+    def _listing(self, request: wire.Listing) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        """Signs of life while the store is listed, then the samples; the last batch's metadata belongs to them all."""
+        counts: queue.SimpleQueue[int | Samples | HeadwaterError] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                counts.put(
+                    list_samples(
+                        request.url,
+                        request.layout,
+                        path_column=request.path_column,
+                        label_column=request.label_column,
+                        on_page=counts.put,
+                    )
+                )
+            except HeadwaterError as error:
+                counts.put(error)
+            except Exception as error:
+                counts.put(HeadwaterError(f"unexpected {type(error).__name__}: {error}"))
+
+        with _as_status():
+            threading.Thread(target=work, name="listing", daemon=True).start()
+            while isinstance(found := counts.get(), int):
+                yield wire.listing_progress(found)
+            if isinstance(found, HeadwaterError):
+                raise found
+            yield from wire.listing_batches(found)
+
+    def _store(self, url: str) -> Store:
+        with self._lock:
+            if url not in self._stores:
+                self._stores[url] = open_store(url)
+            return self._stores[url]
+
+    def _check_root(self, url: str) -> None:
+        wanted = full_url(url)
+        inside = any(wanted == root or wanted.startswith(root.rstrip("/") + "/") for root in self.roots)
+        if not inside or ".." in unquote(wanted).split("/"):
+            raise RefusedError(
+                f"{redact(wanted)} is not below what this node serves ({', '.join(map(redact, self.roots))}); "
+                "start it with `headwater serve` and that URL"
+            )
+
+
+_ACTIONS = [("hello", "who the node is and what it can do"), ("has-prefix", "does it hold the prefix of this digest?")]
+
+
+def _ended() -> flight.FlightError:
+    return flight.FlightUnavailableError("the node is stopping, or nobody waits for these rows")
+
+
+def _digest(text: str) -> str:
+    if not wire.is_digest(text):
+        raise ConfigError(f"{text[:80]!r} is not a sha256 in hexadecimal")
+    return text
+
+
+def _pieces(reader: Any) -> Iterator[bytes]:
+    for item in reader:
+        for column in item.data.columns:
+            if not pa.types.is_binary(column.type):
+                raise ConfigError("a prefix is uploaded as one binary column")
+            for piece in column:
+                yield piece.as_py() or b""
+
+
+@contextmanager
+def _as_status() -> Iterator[None]:
+    """Our errors as Flight statuses that carry their class; anything else without its insides."""
+    try:
+        yield
+    except HeadwaterError as error:
+        raise flight.FlightServerError(str(error), wire.error_to_wire(error)) from error
+    except (flight.FlightError, GeneratorExit):
+        raise
+    except Exception as error:
+        log.exception("unexpected error")
+        plain = HeadwaterError(f"unexpected {type(error).__name__} on the node; its log has more")
+        raise flight.FlightServerError(str(plain), wire.error_to_wire(plain)) from error

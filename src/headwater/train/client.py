@@ -1,0 +1,169 @@
+"""A node as seen from the trainer: one connection, and its errors in our words.
+
+Owns `NodeClient`, a `Worker` over Arrow Flight.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from headwater.data import wire
+from headwater.data.samples import Samples
+from headwater.data.wire import Chunk, Listing
+from headwater.errors import ConfigError, DamagedError, HeadwaterError, RefusedError, UnreachableError, VersionError
+from headwater.train.reply import Gathering, Reply
+from headwater.version import VERSION
+
+ANSWER_WITHIN_S = 5.0
+_PIECE_BYTES = 1 << 20
+# A link that silently drops everything is noticed within about twenty seconds, however long an answer takes.
+_KEEPALIVE = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000),
+              ("grpc.http2.max_pings_without_data", 0)]  # fmt: skip
+
+
+class NodeClient:
+    """One node. `prefix` is the ONNX file it must hold before rows can be asked for."""
+
+    def __init__(self, address: str) -> None:
+        if not address.startswith(("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")):
+            raise ConfigError(f"a node's address looks like grpc://host:8815, not {address!r}")
+        self.name = address
+        self._prefix: tuple[str, Path] | None = None
+        self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
+        self._lock = threading.Lock()
+        with self._plain_errors():
+            self._client = flight.connect(address, generic_options=_KEEPALIVE)
+
+    def hello(self) -> dict[str, Any]:
+        """Who answers; VersionError if it speaks another protocol."""
+        answer = self._act("hello")
+        if not isinstance(answer, dict) or answer.get("protocol") != wire.PROTOCOL:
+            found = answer.get("protocol") if isinstance(answer, dict) else None
+            version = answer.get("headwater") if isinstance(answer, dict) else None
+            raise VersionError(
+                f"{self.name} runs Headwater {version} (protocol {found}), this trainer {VERSION} (protocol "
+                f"{wire.PROTOCOL}); install the same version on both: pip install headwater=={VERSION}"
+            )
+        return answer
+
+    def needs(self, digest: str, path: Path) -> None:
+        """The prefix that `prepare` makes sure of from now on."""
+        self._prefix = (digest, path)
+
+    def prepare(self) -> None:
+        self.hello()
+        if self._prefix and not self._act("has-prefix", self._prefix[0].encode()):
+            self.upload(*self._prefix)
+
+    def upload(self, digest: str, path: Path) -> None:
+        """Send a prefix, piece by piece."""
+        schema = pa.schema([("piece", pa.binary())])
+        with self._plain_errors():
+            writer, _ = self._client.do_put(flight.FlightDescriptor.for_command(digest.encode()), schema)
+            with path.open("rb") as file:
+                try:
+                    while piece := file.read(_PIECE_BYTES):
+                        writer.write_batch(pa.record_batch([pa.array([piece], pa.binary())], schema=schema))
+                finally:
+                    writer.close()
+
+    def list_samples(self, listing: Listing, on_progress: Callable[[int], None] = lambda count: None) -> Samples:
+        """The data set as the node sees it."""
+        batches, whole = [], None
+        with self._plain_errors(), self._reading(listing.dumps()) as reader:
+            for item in reader:
+                about = json.loads(item.app_metadata.to_pybytes()) if item.app_metadata else {}
+                if "listed" in about:
+                    on_progress(about["listed"])
+                elif "whole" in about:
+                    whole = about["whole"]
+                else:
+                    batches.append(item.data)
+        if whole is None:
+            raise DamagedError(f"{self.name}: the listing of {listing.url} ended too early; ask again")
+        return wire.listing_result(batches, whole)
+
+    def rows(self, chunk: Chunk, stopped: threading.Event) -> Reply:
+        try:
+            return self._rows(chunk, stopped)
+        except RefusedError as error:
+            if self._prefix and wire.UNKNOWN_PREFIX in str(error):
+                self.upload(*self._prefix)  # the node lost its disk; it is told again, and the chunk tried again
+            raise
+
+    def _rows(self, chunk: Chunk, stopped: threading.Event) -> Reply:
+        want = chunk.extraction
+        gathering = Gathering(chunk, want.boundary)
+        ticket = chunk.dumps()
+        num_bytes = len(ticket)
+        with self._plain_errors(), self._reading(ticket, stopped) as reader:
+            for item in reader:
+                num_bytes += item.data.nbytes
+                gathering.add(*wire.unpack_rows(want.codec, want.boundary, item.data))
+                if item.app_metadata:
+                    num_bytes += item.app_metadata.size
+                    gathering.add_bad(wire.unpack_bad(item.app_metadata.to_pybytes()))
+        return gathering.reply(num_bytes)
+
+    def stop(self, stopped: threading.Event) -> None:
+        with self._lock:
+            readers = [reader for reader, event in self._readers.items() if event is stopped]
+        for reader in readers:
+            reader.cancel()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+    def _act(self, kind: str, body: bytes = b"") -> Any:
+        with self._plain_errors():
+            options = flight.FlightCallOptions(timeout=ANSWER_WITHIN_S)
+            (result,) = self._client.do_action(flight.Action(kind, body), options)
+            try:
+                return json.loads(result.body.to_pybytes())
+            except ValueError as error:
+                raise DamagedError(f"{self.name}: the answer to {kind} is not JSON") from error
+
+    @contextmanager
+    def _reading(self, ticket: bytes, stopped: threading.Event | None = None) -> Iterator[flight.FlightStreamReader]:
+        reader = self._client.do_get(flight.Ticket(ticket))
+        with self._lock:
+            self._readers[reader] = stopped
+        try:
+            if stopped is not None and stopped.is_set():  # set before `stop` could see this reader
+                reader.cancel()
+            yield reader
+        finally:
+            with self._lock:
+                del self._readers[reader]
+            reader.cancel()
+
+    @contextmanager
+    def _plain_errors(self) -> Iterator[None]:
+        """Flight's errors as ours."""
+        try:
+            yield
+        except HeadwaterError:
+            raise
+        except flight.FlightServerError as error:
+            raise wire.error_from_wire(error.extra_info) or RefusedError(f"{self.name}: {_short(error)}") from None
+        except (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError) as error:
+            raise RefusedError(f"{self.name} lets nobody in without a token: {_short(error)}") from None
+        except (flight.FlightError, pa.ArrowException, OSError, StopIteration) as error:
+            raise UnreachableError(
+                f"{self.name} does not answer ({_short(error)}); is the node running (`headwater serve`), "
+                "is the address right, and can this machine reach it?"
+            ) from None
+
+
+def _short(error: BaseException) -> str:
+    """The first sentence of a gRPC error, without its debug context."""
+    return str(error).split(". gRPC client debug context")[0].split("\n")[0][:300]

@@ -1,0 +1,53 @@
+"""A node of one's own: started beside the trainer, ended with it.
+
+Owns the child process. The node reads its standard input and ends when that closes, so it goes with its trainer even
+when the trainer is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import weakref
+
+from headwater.errors import NodeError
+
+
+class EmbeddedNode:
+    """A node process on a free loopback port."""
+
+    def __init__(self, root: str, num_threads: int | None = None) -> None:
+        command = [sys.executable, "-m", "headwater.node", root, *([str(num_threads)] if num_threads else [])]
+        # A session of its own: Ctrl-C reaches the trainer alone, which then ends the node in good order.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True
+        )
+        self._end = weakref.finalize(self, _end, self._process)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        try:
+            said = json.loads(line)
+        except ValueError:
+            said = {"error": f"it ended with exit code {self._process.wait()}; what it printed is above"}
+        if "address" not in said:
+            self.close()
+            raise NodeError(f"the embedded node did not start: {said.get('error')}")
+        self.address: str = said["address"]
+        self.pid = self._process.pid
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        self._end()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()

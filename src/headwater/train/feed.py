@@ -1,0 +1,182 @@
+"""Chunks in, replies out, in order: the threads and queues around `core.dispatch`.
+
+Owns `Feed`. Every decision is the dispatch's; this file only carries them out and reports what happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Stop
+from headwater.data.wire import Chunk
+from headwater.errors import DamagedError, HeadwaterError, RefusedError, StoreError, UnreachableError, VersionError
+from headwater.train.reply import Reply, Worker
+
+log = logging.getLogger(__name__)
+
+RETRY_EVERY_S = 1.0
+# What another try, or another node, may mend. Anything else is the same everywhere and stops the job at once.
+_WORTH_A_RETRY = (StoreError, RefusedError, DamagedError, VersionError)
+
+
+class Feed:
+    """One epoch's chunks through some workers. Iterate over it once; `close` lets go of everything."""
+
+    def __init__(
+        self,
+        workers: Mapping[str, Worker],
+        num_chunks: int,
+        chunk: Callable[[int], Chunk],
+        *,
+        per_worker: int,
+        patience_s: float,
+    ) -> None:
+        self._workers = workers
+        self._chunk = chunk
+        self._patience_s = patience_s
+        window = (per_worker + 1) * len(workers) + 1
+        self._machine = Dispatch(num_chunks, window=window, per_node=per_worker)
+        self._wake = threading.Condition()
+        self._tasks: dict[str, queue.SimpleQueue[int | None]] = {name: queue.SimpleQueue() for name in workers}
+        self._kept: dict[int, Reply] = {}
+        self._ready: deque[Reply] = deque()
+        self._down: dict[str, str] = {}  # worker → why
+        self._error: HeadwaterError | None = None
+        self._last_error: HeadwaterError | None = None
+        self._closed = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._fetch, args=(name,), name=f"fetch-{name}-{number}", daemon=True)
+            for name in workers
+            for number in range(per_worker)
+        ]
+        with self._wake:
+            for name in workers:
+                self._carry_out(self._machine.node_up(name))
+        for thread in self._threads:
+            thread.start()
+        # Not joined by `close`: it may be waiting for a node that is out of reach, and holds nothing.
+        threading.Thread(target=self._revive, name="revive", daemon=True).start()
+
+    def __iter__(self) -> Iterator[Reply]:
+        try:
+            while True:
+                with self._wake:
+                    self._wake.wait_for(self._has_news)
+                    if self._ready:
+                        reply = self._ready.popleft()
+                    elif self._error is not None:
+                        raise self._error
+                    else:
+                        return
+                yield reply
+                del reply
+                with self._wake:
+                    self._carry_out(self._machine.taken())
+        finally:
+            self.close()
+
+    def _has_news(self) -> bool:
+        return bool(self._ready or self._machine.done or self._error is not None or self._closed.is_set())
+
+    def close(self) -> None:
+        """End the threads; replies under way are dropped."""
+        with self._wake:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            self._wake.notify_all()
+        for name, worker in self._workers.items():
+            worker.stop(self._closed)
+            for _ in self._threads:
+                self._tasks[name].put(None)
+        for thread in self._threads:
+            thread.join()
+        self._kept.clear()
+        self._ready.clear()
+
+    def _carry_out(self, decisions: list[Decision], reply: Reply | None = None) -> None:
+        """Do what the machine decided; the lock is held."""
+        for decision in decisions:
+            match decision:
+                case Assign(name, chunk):
+                    self._tasks[name].put(chunk)
+                case Keep(chunk):
+                    assert reply is not None
+                    self._kept[chunk] = reply
+                case Deliver(chunk):
+                    self._ready.append(self._kept.pop(chunk))
+                case Stop(reason):
+                    kind = type(self._last_error) if self._last_error else UnreachableError
+                    self._error = kind(reason) if kind in (*_WORTH_A_RETRY, UnreachableError) else self._last_error
+        self._wake.notify_all()
+
+    def _fetch(self, name: str) -> None:
+        worker = self._workers[name]
+        while not self._closed.is_set() and (chunk := self._tasks[name].get()) is not None:
+            if name in self._down or self._closed.is_set():
+                continue  # handed back when the worker was taken for dead
+            try:
+                reply = worker.rows(self._chunk(chunk), self._closed)
+            except HeadwaterError as error:
+                self._went_wrong(name, chunk, error)
+            except Exception as error:  # ours; it must not leave the consumer waiting
+                log.exception("unexpected error in a fetch thread")
+                self._went_wrong(name, chunk, HeadwaterError(f"unexpected {type(error).__name__}: {error}"))
+            else:
+                with self._wake:
+                    self._carry_out(self._machine.finished(name, chunk), reply)
+
+    def _went_wrong(self, name: str, chunk: int, error: HeadwaterError) -> None:
+        with self._wake:
+            if self._closed.is_set() or self._error is not None:
+                return
+            self._last_error = error
+            if isinstance(error, UnreachableError):
+                if name not in self._down:
+                    log.warning("%s", error)
+                    self._down[name] = str(error)
+                    self._carry_out(self._machine.node_down(name))
+            elif isinstance(error, _WORTH_A_RETRY):
+                log.warning("chunk %d will be tried again: %s", chunk, error)
+                self._carry_out(self._machine.failed(name, chunk, str(error)))
+            else:
+                self._error = error
+                self._wake.notify_all()
+
+    def _revive(self) -> None:
+        """Ask dead workers again and again; give up when all have been dead for too long."""
+        alone_since: float | None = None
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed.is_set() or self._down)
+                if self._closed.is_set():
+                    return
+                down = dict(self._down)
+            for name in down:
+                try:
+                    self._workers[name].prepare()
+                except HeadwaterError as error:
+                    log.debug("%s is still down: %s", name, error)
+                    continue
+                with self._wake:
+                    log.warning("%s answers again", name)
+                    del self._down[name]
+                    self._carry_out(self._machine.node_up(name))
+            with self._wake:
+                if len(self._down) < len(self._workers):
+                    alone_since = None
+                else:
+                    now = time.monotonic()
+                    alone_since = now if alone_since is None else alone_since
+                    if now - alone_since > self._patience_s:
+                        reasons = "; ".join(self._down.values())
+                        self._last_error = None
+                        self._carry_out(self._machine.give_up(
+                            f"no node has answered for {self._patience_s:g} s. {reasons}"))  # fmt: skip
+                        return
+                self._wake.wait_for(self._closed.is_set, timeout=RETRY_EVERY_S)

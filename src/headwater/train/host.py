@@ -1,0 +1,45 @@
+"""The trainer's own threads as a worker: nothing moves to the storage, pictures are read and decoded here.
+
+Owns `HostWorker`. It gives pixels, never a prefix: the whole model runs on the trainer anyway.
+"""
+
+from __future__ import annotations
+
+import os
+from threading import Event
+
+from headwater.data.extract import Extractor
+from headwater.data.store import Store
+from headwater.data.wire import Chunk
+from headwater.errors import UnreachableError
+from headwater.train.reply import Gathering, Reply
+
+
+class HostWorker:
+    """Reads and decodes in this process."""
+
+    name = "host"
+
+    def __init__(self, store: Store, num_threads: int | None = None) -> None:
+        self._store = store
+        self._extractor = Extractor(num_threads or len(os.sched_getaffinity(0)))
+
+    def prepare(self) -> None:
+        """Always there."""
+
+    def rows(self, chunk: Chunk, stopped: Event) -> Reply:
+        gathering = Gathering(chunk, chunk.extraction.boundary)
+        for part in self._extractor.rows(self._store, chunk, None, stopped.is_set):
+            gathering.add(part.ids, part.tensors)
+            gathering.add_bad(part.bad)
+        if stopped.is_set():
+            raise UnreachableError("stopped")
+        read_bytes = sum(ref.size if ref.length < 0 else ref.length for ref in chunk.samples)
+        return gathering.reply(read_bytes)
+
+    def stop(self, stopped: Event) -> None:
+        """`rows` looks at the event by itself."""
+
+    def close(self) -> None:
+        """End the threads."""
+        self._extractor.close()

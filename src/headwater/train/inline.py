@@ -1,0 +1,56 @@
+"""The slow, obvious way to carry out a plan: one sample after the other, in one process, with PyTorch alone.
+
+Owns `InlineWorker`. It defines correct: faster runtimes are judged against it. No threads, no ONNX, no wire; only the
+codec is applied, because it is part of what the plan says a row is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Event
+
+import numpy as np
+
+from headwater.core import codecs
+from headwater.core.draw import Draw
+from headwater.data.store import Store
+from headwater.data.wire import Bad, Chunk
+from headwater.errors import BadSampleError
+from headwater.train.reply import Gathering, Reply
+
+Prefix = Callable[[np.ndarray], Sequence[np.ndarray]]
+
+
+class InlineWorker:
+    """Reads, decodes, transforms and runs the prefix, here and now."""
+
+    name = "inline"
+
+    def __init__(self, store: Store, prefix: Prefix | None) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def prepare(self) -> None:
+        """Always there."""
+
+    def rows(self, chunk: Chunk, stopped: Event) -> Reply:
+        want = chunk.extraction
+        gathering = Gathering(chunk, want.boundary)
+        for ref in chunk.samples:
+            draw = Draw(chunk.seed, chunk.epoch, ref.id)
+            try:
+                data = self._store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag)
+                pixels = want.transforms.pixels(data, ref.key, draw)
+            except BadSampleError as error:
+                gathering.add_bad([Bad(ref.id, ref.key, error.reason)])
+                continue
+            if self._prefix is None:
+                tensors: Sequence[np.ndarray] = [pixels[None]]
+            else:
+                tensors = self._prefix(want.transforms.finish(pixels[None]))
+            columns = codecs.encode(want.codec, tensors, want.boundary)
+            gathering.add(np.array([ref.id]), codecs.decode(want.codec, columns, want.boundary))
+        return gathering.reply()
+
+    def stop(self, stopped: Event) -> None:
+        """Nothing is ever under way."""

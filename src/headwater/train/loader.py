@@ -1,0 +1,259 @@
+"""The loader: batches of rows and labels, in order, from anywhere in a run.
+
+Owns `Loader` and its state. Each `iter()` is one epoch, as with a plain DataLoader; after `load_state_dict` the
+next one goes on where the saved run stood.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from headwater.core.dispatch import chunks_of
+from headwater.core.order import Dealing, Order
+from headwater.data.samples import Samples
+from headwater.data.wire import Bad
+from headwater.errors import BadSampleError, ConfigError, DataError
+from headwater.train.reply import Reply
+
+log = logging.getLogger(__name__)
+
+STATE_VERSION = 1
+
+
+class Source(Protocol):
+    """Where an epoch's replies come from: a `Feed`, or the inline runtime."""
+
+    def __call__(self, epoch: int, chunks: list[np.ndarray]) -> Iterator[Reply]:
+        """Replies for these chunks (arrays of sample ids), in order. Closing the iterator ends all work for it."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A sample that was left out because it can't be read."""
+
+    epoch: int
+    sample: int
+    key: str
+    reason: str
+
+
+class Loader(IterableDataset):
+    """Yields (x, labels): x as `finish` makes it of the rows, labels as an int64 tensor."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        source: Source,
+        finish: Callable[[list[np.ndarray], np.ndarray], Any],
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        drop_last: bool,
+        rank: int,
+        world: int,
+        chunk_rows: int,
+        on_bad_sample: str,
+    ) -> None:
+        if on_bad_sample not in ("raise", "skip"):
+            raise ConfigError(f'on_bad_sample is {on_bad_sample!r}; it must be "raise" or "skip"')
+        if not 0 <= rank < world:
+            raise ConfigError(f"rank {rank} is not one of {world} trainers (0 to {world - 1})")
+        self._samples = samples
+        self._source = source
+        self._finish = finish
+        self._order = Order(len(samples), samples.fingerprint, seed, shuffle)
+        self._dealing = Dealing(len(samples), batch_size, world, drop_last)
+        self._rank = rank
+        self._chunk_rows = chunk_rows
+        self._skip_bad = on_bad_sample == "skip"
+        self._epoch = -1  # of the latest iterator
+        self._position = 0
+        self._resume = False  # the next iterator goes on at (epoch, position)
+        self._iterator = 0  # which iterator may move the position
+        self.skipped: list[Skipped] = []
+
+    def __len__(self) -> int:
+        """Steps in a whole epoch; fewer come where bad samples are skipped, or after a resume."""
+        return self._dealing.num_steps()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or about to begin."""
+        return max(self._epoch, 0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next `iter()` start this epoch, from its beginning."""
+        if epoch < 0:
+            raise ConfigError(f"epoch is {epoch}; it must be 0 or more")
+        if not (self._resume and epoch == self._epoch):  # a framework that announces a resumed epoch must not rewind it
+            self._epoch, self._position, self._resume = epoch, 0, True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands, counting every batch that was handed out. The same on all trainers."""
+        epoch, position = max(self._epoch, 0), self._position
+        if self._at_end(position):
+            epoch, position = epoch + 1, 0
+        return {
+            "version": STATE_VERSION,
+            "epoch": epoch,
+            "position": position,
+            "seed": self._order.seed,
+            "shuffle": self._order.shuffle,
+            "fingerprint": self._order.fingerprint,
+            "num_samples": self._order.num_samples,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken; on any number of trainers, with any batch size and any plan."""
+        mine = self.state_dict()
+        if not isinstance(state, Mapping) or set(mine) - set(state):
+            raise ConfigError(f"not a loader's state: it needs {', '.join(mine)}")
+        faults = [
+            f"{name} is {state[name]!r} in the state and {mine[name]!r} here"
+            for name in ("version", "seed", "shuffle", "num_samples", "fingerprint")
+            if state[name] != mine[name]
+        ]
+        if faults:
+            raise ConfigError(
+                "the state belongs to another run: " + "; ".join(faults) + "; "
+                "use the same data, seed and shuffle as the run that was saved"
+            )
+        epoch, position = state["epoch"], state["position"]
+        if type(epoch) is not int or type(position) is not int or epoch < 0 or not 0 <= position <= len(self._samples):
+            raise ConfigError(f"epoch {epoch!r}, position {position!r} is no place in {len(self._samples)} samples")
+        self._epoch, self._position, self._resume = epoch, position, True
+        self._iterator += 1  # an iterator from before no longer moves the position
+
+    def __iter__(self) -> Iterator[tuple[Any, torch.Tensor]]:
+        if get_worker_info() is not None:
+            raise ConfigError("the loader prefetches by itself; use it directly, or in DataLoader with num_workers=0 "
+                              "and batch_size=None")  # fmt: skip
+        if not self._resume:
+            self._epoch, self._position = self._epoch + 1, 0
+        self._resume = False
+        self._iterator += 1
+        return self._batches(self._epoch, self._position, self._iterator)
+
+    def _at_end(self, position: int) -> bool:
+        left, full = self._dealing.num_samples - position, self._dealing.batch_size * self._dealing.world
+        return left <= 0 or (self._dealing.drop_last and left < full)
+
+    def _batches(self, epoch: int, position: int, number: int) -> Iterator[tuple[Any, torch.Tensor]]:
+        ids = self._order.epoch(epoch)
+        slices = self._slices(position)
+        chunks = chunks_of(slices, self._chunk_rows)
+        entries = [np.concatenate([np.arange(*part) for part in chunk]) for chunk in chunks]
+        replies = self._source(epoch, [ids[each] for each in entries])
+        stream = _Stream(replies, entries, self._skip_bad, lambda bad: self._note(epoch, bad))
+        try:
+            while (step := self._dealing.step_at(position)) is not None:
+                if self._dealing.world == 1:
+                    # Bad samples are made up for by the next ones, so batches stay full.
+                    last = slices[-1][1]
+                    rows = stream.take(self._dealing.batch_size, last)
+                    full = rows is not None and len(rows.entries) == self._dealing.batch_size
+                    position = int(rows.entries[-1]) + 1 if rows is not None and full else last
+                    if rows is None or (self._dealing.drop_last and not full):
+                        break
+                else:
+                    # Others take their share of the same step; filling up from the next one would visit rows twice.
+                    start, stop = step.slice(self._rank, self._dealing.world)
+                    rows = stream.take(stop - start, stop)
+                    position = step.stop
+                    if rows is None:
+                        raise DataError(
+                            f"all {stop - start} samples of trainer {self._rank} in this step are unreadable, and the "
+                            "other trainers can't wait for it; repair or remove them (loader.skipped lists them)"
+                        )
+                samples = ids[rows.entries]
+                batch = self._finish(rows.tensors, samples), torch.from_numpy(self._samples.labels[samples])
+                if number == self._iterator:
+                    self._position = position
+                yield batch
+            if number == self._iterator:
+                self._position = len(self._samples)
+        finally:
+            stream.close()
+
+    def _slices(self, position: int) -> list[tuple[int, int]]:
+        """The entries of the order that this trainer will ask for."""
+        if self._dealing.world > 1:
+            return [step.slice(self._rank, self._dealing.world) for step in self._dealing.steps(position)]
+        # With one trainer and skipping, full batches may reach beyond the last full step.
+        return [(position, self._dealing.num_samples)]
+
+    def _note(self, epoch: int, bad: Bad) -> None:
+        log.warning("skipped %s: %s", bad.key, bad.reason)
+        self.skipped.append(Skipped(epoch, bad.sample, bad.key, bad.reason))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    entries: np.ndarray  # which entries of the order these rows are
+    tensors: list[np.ndarray]
+
+
+class _Stream:
+    """Rows in order, to be taken in batches that know nothing of chunks."""
+
+    def __init__(
+        self, replies: Iterator[Reply], entries: list[np.ndarray], skip_bad: bool, note: Callable[[Bad], None]
+    ) -> None:
+        self._replies = iter(replies)
+        self._entries = deque(entries)
+        self._skip_bad = skip_bad
+        self._note = note
+        self._pieces: deque[_Rows] = deque()
+
+    def take(self, num_rows: int, stop: int) -> _Rows | None:
+        """The next rows, at most `num_rows`, of entries before `stop`; None if there are none."""
+        taken: list[_Rows] = []
+        missing = num_rows
+        while missing:
+            if not self._pieces:
+                if not self._entries or self._entries[0][0] >= stop:
+                    break
+                self._fetch()
+                continue
+            piece = self._pieces[0]
+            count = min(missing, int(np.searchsorted(piece.entries, stop)))
+            if count:
+                taken.append(_Rows(piece.entries[:count], [tensor[:count] for tensor in piece.tensors]))
+                missing -= count
+            if count == len(piece.entries):
+                self._pieces.popleft()
+            else:
+                self._pieces[0] = _Rows(piece.entries[count:], [tensor[count:] for tensor in piece.tensors])
+                break
+        if not taken:
+            return None
+        if len(taken) == 1:
+            return taken[0]
+        tensors = [np.concatenate(parts) for parts in zip(*(rows.tensors for rows in taken), strict=True)]
+        return _Rows(np.concatenate([rows.entries for rows in taken]), tensors)
+
+    def close(self) -> None:
+        close = getattr(self._replies, "close", None)
+        if close is not None:
+            close()
+
+    def _fetch(self) -> None:
+        reply = next(self._replies)
+        entries = self._entries.popleft()
+        for bad in reply.bad:
+            if not self._skip_bad:
+                raise BadSampleError(
+                    bad.key, f'{bad.reason}; repair or remove it, or go on without it: on_bad_sample="skip"'
+                )
+            self._note(bad)
+        if reply.good.any():
+            self._pieces.append(_Rows(entries[reply.good], list(reply.tensors)))

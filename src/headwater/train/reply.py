@@ -1,0 +1,85 @@
+"""The rows of one chunk, as the trainer wants them, and the ways to get them.
+
+Owns `Reply` and the `Worker` protocol. Three workers exist: a node on the wire (`client`), the trainer's own threads
+(`host`), and the slow, obvious one that defines correct (`inline`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Protocol
+
+import numpy as np
+
+from headwater.core.spec import Boundary
+from headwater.data.wire import Bad, Chunk
+from headwater.errors import DamagedError
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A chunk's rows in the order of its samples. `good[i]` says whether sample i has a row."""
+
+    good: np.ndarray
+    tensors: Sequence[np.ndarray]
+    bad: tuple[Bad, ...]
+    num_bytes: int = 0  # what crossed the wire for it, both ways
+
+
+class Worker(Protocol):
+    """Somebody who turns chunks into replies."""
+
+    name: str
+
+    def prepare(self) -> None:
+        """Answer, or raise: called before the first chunk and whenever the worker was taken for dead."""
+
+    def rows(self, chunk: Chunk, stopped: Event) -> Reply:
+        """The chunk's rows. May be called from several threads at once; raises soon after `stopped` is set."""
+
+    def stop(self, stopped: Event) -> None:
+        """Wake whoever waits in `rows` with this event, which was just set."""
+
+
+class Gathering:
+    """Puts parts of a chunk, in any order, into one reply; whatever does not fit the request is a DamagedError."""
+
+    def __init__(self, chunk: Chunk, boundary: Boundary) -> None:
+        self._place = {ref.id: place for place, ref in enumerate(chunk.samples)}
+        count = len(chunk.samples)
+        self._seen = np.zeros(count, bool)
+        self._good = np.zeros(count, bool)
+        self._bad: list[Bad] = []
+        self._tensors = [np.empty((count, *spec.shape), spec.dtype) for spec in boundary]
+
+    def add(self, ids: np.ndarray, tensors: Sequence[np.ndarray]) -> None:
+        """Some rows."""
+        places = self._places(ids.tolist())
+        self._good[places] = True
+        for target, rows in zip(self._tensors, tensors, strict=True):
+            target[places] = rows
+
+    def add_bad(self, bad: Sequence[Bad]) -> None:
+        """Some samples that have no row."""
+        self._places([each.sample for each in bad])
+        self._bad += bad
+
+    def reply(self, num_bytes: int = 0) -> Reply:
+        """The whole chunk."""
+        if missing := int((~self._seen).sum()):
+            raise DamagedError(f"{missing} of {len(self._seen)} rows did not arrive")
+        if self._good.all():
+            return Reply(self._good, self._tensors, (), num_bytes)
+        return Reply(self._good, [tensor[self._good] for tensor in self._tensors], tuple(self._bad), num_bytes)
+
+    def _places(self, ids: Sequence[int]) -> list[int]:
+        try:
+            places = [self._place[sample] for sample in ids]
+        except KeyError as error:
+            raise DamagedError(f"a row of sample {error} arrived that nobody asked for") from None
+        if self._seen[places].any() or len(set(places)) != len(places):
+            raise DamagedError("a row arrived twice")
+        self._seen[places] = True
+        return places
