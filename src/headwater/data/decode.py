@@ -22,6 +22,7 @@ from PIL import (
     PngImagePlugin,  # noqa: F401
     PpmImagePlugin,  # noqa: F401
     TiffImagePlugin,  # noqa: F401
+    UnidentifiedImageError,
     WebPImagePlugin,  # noqa: F401
 )
 
@@ -65,7 +66,7 @@ def decode(data: Any, key: str, *, exif: bool = False, max_pixels: int = MAX_PIX
         return _to_rgb(image)
     except BadSampleError:
         raise
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         start = bytes(memoryview(data)[:8])
         raise BadSampleError(
             key, f"not a picture ({len(data)} bytes, begins with {start!r}); read are {', '.join(FORMATS)}"

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.data.store import key_fault
+from headwater.data.store import key_fault, redact
 from headwater.errors import ConfigError
 
 WHOLE = -1  # the length that means "the whole object"
@@ -159,21 +159,18 @@ class Samples:
 
     def take(self, ids: Iterable[int]) -> list[SampleRef]:
         """The rows with these ids, in the order asked for."""
-        refs = []
-        for sample in map(int, ids):
-            if not 0 <= sample < len(self):
-                raise ConfigError(f"sample {sample} is not among the {len(self)} of {self.url}")
-            refs.append(
-                SampleRef(
-                    sample,
-                    self.keys[sample].as_py(),
-                    int(self.offsets[sample]),
-                    int(self.lengths[sample]),
-                    int(self.sizes[sample]),
-                    self.etags[sample].as_py(),
-                )
-            )
-        return refs
+        rows = np.fromiter(ids, np.int64)
+        for sample in rows[(rows < 0) | (rows >= len(self))][:1]:
+            raise ConfigError(f"sample {sample} is not among the {len(self)} of {redact(self.url)}")
+        columns = (
+            rows.tolist(),
+            self.keys.take(pa.array(rows)).to_pylist(),
+            self.offsets[rows].tolist(),
+            self.lengths[rows].tolist(),
+            self.sizes[rows].tolist(),
+            self.etags.take(pa.array(rows)).to_pylist(),
+        )
+        return [SampleRef(*row) for row in zip(*columns, strict=True)]
 
     def to_table(self) -> pa.Table:
         """The listing as one Arrow table; classes, url and fingerprint go in the schema's metadata."""
@@ -204,7 +201,7 @@ class Samples:
         samples = cls._of(table, url, tuple(classes), num_ignored)
         if samples.fingerprint != fingerprint:
             raise ConfigError(
-                f"the listing of {url} was damaged on its way: fingerprint {samples.fingerprint[:12]}…, "
+                f"the listing of {redact(url)} was damaged on its way: fingerprint {samples.fingerprint[:12]}…, "
                 f"sent as {fingerprint[:12]}…; send it again"
             )
         return samples
