@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from headwater.data.layouts import folders, table, tars
-from headwater.data.layouts.listing import Listing, list_store
+from headwater.data.layouts.listing import Listing, list_one, list_store
 from headwater.data.samples import Samples
-from headwater.data.store import full_url, open_store, redact, split_url
-from headwater.errors import ConfigError, DataError, EmptyDataError
+from headwater.data.store import Store, full_url, open_store, redact, split_url
+from headwater.errors import BadSampleError, ConfigError, DataError, EmptyDataError
 
 LAYOUTS = {"folders": folders.LOOKED_FOR, "table": table.LOOKED_FOR, "tars": tars.LOOKED_FOR}
 
@@ -43,32 +40,35 @@ def list_samples(
     if layout == "table":
         if not ending.endswith(table.SUFFIXES):
             raise ConfigError(f"{shown}: a manifest's URL ends in one of {', '.join(table.SUFFIXES)}")
-        root, name = split_url(url)
-        return table.read_table(list_store(open_store(root), on_page), name, path_column, label_column)
+        store, name = _open_file(url, table.LOOKED_FOR)
+        return table.read_table(list_store(store, on_page), name, path_column, label_column)
     if ending.endswith(".tar"):
         if layout == "folders":
             raise ConfigError(f"{shown}: a tar is not a folder; use layout='tars' or 'auto'")
-        root, name = split_url(url)
-        listing = list_store(open_store(root), on_page)
-        return tars.read_tars(_only(listing, name), on_page)
+        store, name = _open_file(url, tars.LOOKED_FOR)
+        return tars.read_tars(list_one(store, name), on_page)
     listing = list_store(open_store(url), on_page)
     if layout == "auto":
         layout = _recognise(listing)
     return folders.read_folders(listing) if layout == "folders" else tars.read_tars(listing, on_page)
 
 
-def _only(listing: Listing, name: str) -> Listing:
-    chosen = pc.equal(listing.keys, pa.scalar(name, pa.large_string())).to_numpy(zero_copy_only=False)
-    if not chosen.any():
-        raise EmptyDataError(f"{listing.shown}/{name} does not exist; looked for {tars.LOOKED_FOR}")
-    return listing.where(chosen)
+def _open_file(url: str, looked_for: str) -> tuple[Store, str]:
+    """The folder that a file is in, and the file's name."""
+    root, name = split_url(url)
+    store = open_store(root)
+    try:
+        store.size(name)
+    except BadSampleError:
+        raise EmptyDataError(f"{redact(root)}/{name} does not exist; looked for {looked_for}") from None
+    return store, name
 
 
 def _recognise(listing: Listing) -> str:
     num_pictures, num_tars = int(listing.pictures().sum()), int(listing.ending(".tar").sum())
     if num_pictures and num_tars:
         raise DataError(
-            f"{listing.shown} has {num_pictures:,} pictures and {num_tars:,} tars; say which: layout='folders' or 'tars'"
+            f"{listing.shown} has {num_pictures:,} pictures and {num_tars:,} tars; give layout='folders' or 'tars'"
         )
     if num_pictures or num_tars:
         return "folders" if num_pictures else "tars"

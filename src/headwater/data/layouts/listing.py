@@ -46,21 +46,20 @@ class Listing:
 
     def visible(self) -> np.ndarray:
         """Mask of the objects with no part of their key beginning with a dot."""
-        return ~_mask(pc.match_substring_regex(self.keys, r"(^|/)\."))
+        return np.logical_not(_mask(self.keys, r"(^|/)\."))
 
     def pictures(self) -> np.ndarray:
         """Mask of the visible objects that end like a picture."""
-        endings = "|".join(sorted(suffix[1:] for suffix in SUFFIXES))
-        return self.visible() & _mask(pc.match_substring_regex(self.keys, rf"(?i)\.({endings})$"))
+        return self.ending(*SUFFIXES)
 
     def ending(self, *suffixes: str) -> np.ndarray:
         """Mask of the visible objects with one of these endings."""
         endings = "|".join(suffix.lstrip(".").replace(".", r"\.") for suffix in suffixes)
-        return self.visible() & _mask(pc.match_substring_regex(self.keys, rf"(?i)\.({endings})$"))
+        return np.logical_and(self.visible(), _mask(self.keys, rf"(?i)\.({endings})$"))
 
 
-def _mask(column: pa.BooleanArray) -> np.ndarray:
-    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=bool)
+def _mask(keys: pa.LargeStringArray, pattern: str) -> np.ndarray:
+    return np.asarray(pc.match_substring_regex(keys, pattern).to_numpy(zero_copy_only=False), dtype=bool)
 
 
 def list_store(store: Store, on_page: Callable[[int], None] | None = None) -> Listing:
@@ -83,6 +82,12 @@ def list_store(store: Store, on_page: Callable[[int], None] | None = None) -> Li
         np.concatenate(sizes) if sizes else np.empty(0, np.int64),
         pa.concat_arrays(etags) if etags else empty,
     )
+
+
+def list_one(store: Store, name: str) -> Listing:
+    """The listing that has one object only."""
+    sizes, etags = np.array([store.size(name)], np.int64), pa.array([store.etag(name)], pa.large_string())
+    return Listing(store, pa.array([name], pa.large_string()), sizes, etags)
 
 
 def some(faults: list[str], count: int | None = None) -> str:

@@ -5,14 +5,15 @@ Sizes and etags come from one listing of that folder, never from a request for e
 
 from __future__ import annotations
 
-import io
+import csv
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv, parquet
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
 
 from headwater.data.decode import is_picture
 from headwater.data.layouts.listing import Listing, number_labels, some
@@ -89,32 +90,26 @@ def _from_csv(data: bytes, where: str) -> _Rows:
     data = data.removeprefix(b"\xef\xbb\xbf")
     first = data.lstrip(b"\r\n").split(b"\n", 1)[0]
     delimiter = max(",\t;", key=lambda mark: first.count(mark.encode()))
-    skipped: list[csv.InvalidRow] = []
+    skipped: list[arrow_csv.InvalidRow] = []
 
-    def note(row: csv.InvalidRow) -> str:
+    def note(row: arrow_csv.InvalidRow) -> str:
         skipped.append(row)
         return "skip"
 
+    if not first.strip():
+        return _Rows(where, None, [], data)
     try:
-        header = (
-            [cell.strip().strip('"') for cell in next(iter(io.StringIO(first.decode()))).split(delimiter)]
-            if first
-            else []
+        header = [cell.strip() for cell in next(csv.reader([first.decode()], delimiter=delimiter))]
+        table = arrow_csv.read_csv(
+            pa.BufferReader(data),
+            read_options=arrow_csv.ReadOptions(autogenerate_column_names=True, use_threads=False),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=note),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types={f"f{number}": pa.large_string() for number in range(len(header))},
+                strings_can_be_null=False,
+            ),
         )
-        table = (
-            csv.read_csv(
-                pa.BufferReader(data),
-                read_options=csv.ReadOptions(autogenerate_column_names=True, use_threads=False),
-                parse_options=csv.ParseOptions(delimiter=delimiter, invalid_row_handler=note),
-                convert_options=csv.ConvertOptions(
-                    column_types={f"f{number}": pa.large_string() for number in range(len(header))},
-                    strings_can_be_null=False,
-                ),
-            )
-            if first
-            else pa.table({})
-        )
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{where}: not a text table in UTF-8: {str(error).splitlines()[0]}; write it again") from None
     if skipped:
         faults = [f"row {row.number}: {row.actual_columns} columns ({row.text[:80]!r})" for row in skipped]
@@ -122,7 +117,7 @@ def _from_csv(data: bytes, where: str) -> _Rows:
             f"{where}: {len(skipped):,} rows do not have the {len(header)} columns of the first: {some(faults)}; "
             "correct them, or quote cells that have the delimiter in them"
         )
-    has_header = bool(header) and not any(is_picture(cell) for cell in header)
+    has_header = not any(is_picture(cell) for cell in header)
     columns = [pc.utf8_trim_whitespace(_whole(column)) for column in table.columns]
     if has_header:
         columns = [column[1:] for column in columns]

@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from headwater.data.decode import SUFFIXES
 from headwater.data.layouts.listing import Listing, number_labels, some
@@ -84,7 +85,7 @@ def read_tars(listing: Listing, on_page: Callable[[int], None] | None = None) ->
             f"{listing.shown}: none of {len(listing):,} objects is a tar; looked for {LOOKED_FOR}{hint}"
         )
     rows = list(zip(chosen.keys.to_pylist(), chosen.sizes.tolist(), chosen.etags.to_pylist(), strict=True))
-    columns: dict[str, list] = {name: [] for name in ("keys", "offsets", "lengths", "etags", "written", "names")}
+    columns: dict[str, list[Any]] = {name: [] for name in ("keys", "offsets", "lengths", "etags", "written", "names")}
     num_other = len(listing) - len(chosen)
     with ThreadPoolExecutor(_THREADS) as pool:
         for shard, (_, _, etag) in zip(pool.map(lambda row: _index(listing.store, *row), rows), rows, strict=True):
@@ -176,6 +177,6 @@ def _check(shard: _Shard, where: str) -> None:
             faults.append(f"{name} (a picture without a label)")
     if faults:
         raise LabelError(
-            f"{where}: {shard.key} has {len(faults):,} samples that are not one picture with one label: {some(faults)}; "
+            f"{where}: {shard.key} has {len(faults):,} samples without one picture and one label: {some(faults)}; "
             'put name.cls, or name.json with "label", beside each name.jpg'
         )
