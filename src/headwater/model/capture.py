@@ -52,7 +52,7 @@ def capture(model: nn.Module, example: tuple[Tensor, ...]) -> Captured:
             graph_module = export(model, example, dynamic_shapes=_dynamic_batch(model, example)).module()
     except Exception as error:
         raise CaptureError(
-            f"torch.export could not capture {kind} for inputs {_shapes(example)}: {_gist(error)}\n"
+            f"torch.export could not capture {kind} for inputs {_shapes(example)}: {first_lines(error)}\n"
             "  way out: keep the values of tensors out of if, for and .item() in forward(), leave the batch size open "
             "there, or pass the part of the model that can be captured"
         ) from error
@@ -72,13 +72,15 @@ def dtype_name(dtype: torch.dtype) -> str:
 def _at_least_two_rows(kind: str, example: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """torch.export takes a batch of one for a fixed size, so a lone row is doubled."""
     if not example or any(not isinstance(tensor, Tensor) or tensor.dim() == 0 for tensor in example):
-        raise CaptureError(f"{kind}: the example has to be a tuple of tensors with a batch dimension, not {example!r:.80}")
+        raise CaptureError(
+            f"{kind}: the example has to be a tuple of tensors with a batch dimension, not {example!r:.80}"
+        )
     if len({tensor.shape[0] for tensor in example}) != 1 or example[0].shape[0] == 0:
         raise CaptureError(f"{kind}: the inputs {_shapes(example)} need one and the same number of rows, at least one")
     for tensor in example:
         if dtype_name(tensor.dtype) not in ITEM_BYTES:
             raise CaptureError(
-                f"{kind}: an input of {dtype_name(tensor.dtype)} can't cross; convert it to one of {', '.join(ITEM_BYTES)}"
+                f"{kind}: an input of {dtype_name(tensor.dtype)} can't be sent; use one of {', '.join(ITEM_BYTES)}"
             )
     if example[0].shape[0] > 1:
         return tuple(tensor.detach() for tensor in example)
@@ -118,16 +120,17 @@ def _neutral() -> Iterator[None]:
 
 def _check_identity(model: nn.Module, graph_module: torch.fx.GraphModule) -> None:
     """The graph must train the user's own tensors; a copy would train in vain."""
-    theirs = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    ours = dict(graph_module.named_parameters(remove_duplicate=False))
+    theirs: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    theirs |= dict(model.named_buffers(remove_duplicate=False))
+    ours: dict[str, Tensor] = dict(graph_module.named_parameters(remove_duplicate=False))
     ours |= dict(graph_module.named_buffers(remove_duplicate=False))
     for name, tensor in ours.items():
         if name in theirs and theirs[name] is not tensor:
             raise CaptureError(
-                f"{type(model).__name__}: torch.export copied {name} instead of sharing it, so training would not reach "
-                "the model; register it as a plain parameter or buffer of one module"
+                f"{type(model).__name__}: torch.export copied {name} instead of sharing it, so training would not "
+                "reach the model; register it as a plain parameter or buffer of one module"
             )
-    for name, parameter in graph_module.named_parameters():
+    for name, _ in graph_module.named_parameters():
         if name not in theirs:
             raise CaptureError(
                 f"{type(model).__name__}: the parameter {name} of the captured graph is not one of the model's own; "
@@ -139,8 +142,8 @@ def _shapes(example: tuple[Tensor, ...]) -> str:
     return ", ".join(f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in example)
 
 
-def _gist(error: Exception) -> str:
-    """The lines of torch.export's message that are about the model."""
+def first_lines(error: Exception) -> str:
+    """The lines of an exporter's message that are about the model."""
     lines = [line.strip() for line in str(error).splitlines()]
     useful = [line for line in lines if line and not line.startswith(_NOISE)]
     return "\n    ".join([type(error).__name__, *useful[:_MESSAGE_LINES]])

@@ -28,7 +28,6 @@ from headwater.model.flow import (
     module_path,
     op_name,
     uses_batch_statistics,
-    written,
 )
 
 
@@ -120,7 +119,8 @@ def _names(graph: Flow) -> tuple[list[str], list[tuple[str, ...]]]:
     for place, node in enumerate(graph.places, start=1):
         for key, _ in module_calls(node):
             last_place[key] = place
-    names, also, taken = ["input"], [()], {"input"}
+    names, taken = ["input"], {"input"}
+    also: list[tuple[str, ...]] = [()]
     for place, node in enumerate(graph.places, start=1):
         done = [_call_name(key, path) for key, path in module_calls(node) if last_place[key] == place]
         base = done[0] if done else f"{module_path(node)}/{op_name(node)}"
@@ -166,7 +166,9 @@ def _torn_memory(graph: Flow, index: int, alive: Sequence[Node], labels: dict[No
     for node in alive:
         group = graph.group[node]
         if group in changed and group in seen:
-            return f"{labels[seen[group]]} and {labels[node]} share memory that is changed in place later: cut elsewhere"
+            return (
+                f"{labels[seen[group]]} and {labels[node]} share memory that is changed in place later; cut elsewhere"
+            )
         seen[group] = node
     return ""
 
@@ -181,7 +183,7 @@ def _impurities(graph: Flow) -> list[str]:
     checked: set[Node] = set()
     for node in graph.captured.graph_module.graph.nodes:
         is_place = graph.ordinal.get(node, 0) > 0
-        if not reason and (is_place or _changes_the_model(graph, node)):
+        if not reason and (is_place or graph.changes_the_model(node)):
             reason = _why_impure(graph, node, checked)
         if is_place:
             reasons.append(reason)
@@ -191,7 +193,7 @@ def _impurities(graph: Flow) -> list[str]:
 def _why_impure(graph: Flow, node: Node, checked: set[Node]) -> str:
     """Why a node, or a constant it needs, may not run near the data."""
     model = graph.captured.model
-    for source in _with_constants(graph, node, checked):
+    for source in graph.with_constants(node, checked):
         if source.op == "get_attr":
             tensor = attribute(node, source)
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
@@ -206,7 +208,7 @@ def _why_impure(graph: Flow, node: Node, checked: set[Node]) -> str:
                 return _why_module(model, path, "normalises with the statistics of its batch")
             if is_random(inner):
                 return _why_module(model, path, f"draws random numbers ({op_name(inner)})")
-    if _changes_the_model(graph, node):
+    if graph.changes_the_model(node):
         return _why_module(model, module_path(node), "changes its own buffers as it runs")
     return ""
 
@@ -219,22 +221,6 @@ def _why_module(model: nn.Module, path: str, what: str) -> str:
     return f"{path or type(model).__name__} {what} even in eval mode: cut before it"
 
 
-def _changes_the_model(graph: Flow, node: Node) -> bool:
-    return node in graph.group and any(graph.group[arg].op == "get_attr" for arg in written(node))
-
-
-def _with_constants(graph: Flow, node: Node, checked: set[Node]) -> list[Node]:
-    """A node and, transitively, what it needs that does not depend on the data; each such value once."""
-    found, pending = [node], [node]
-    while pending:
-        for arg in pending.pop().all_input_nodes:
-            if arg not in graph.ordinal and arg not in checked:
-                checked.add(arg)
-                found.append(arg)
-                pending.append(arg)
-    return found
-
-
 def _weights(graph: Flow) -> list[tuple[int, int]]:
     """For each cut the number of parameters in front of it, and the bytes of them and the buffers."""
     checked: set[Node] = set()
@@ -242,7 +228,7 @@ def _weights(graph: Flow) -> list[tuple[int, int]]:
     num_params, num_bytes = 0, 0
     result = [(0, 0)]
     for place in graph.places:
-        for node in _with_constants(graph, place, checked):
+        for node in graph.with_constants(place, checked):
             tensor = attribute(place, node) if node.op == "get_attr" else None
             if isinstance(tensor, Tensor) and id(tensor) not in seen:
                 seen.add(id(tensor))

@@ -52,6 +52,21 @@ class Flow:
         """Whether a size is the number of rows."""
         return isinstance(size, torch.SymInt) and size.node.expr in self.batch
 
+    def changes_the_model(self, node: Node) -> bool:
+        """Whether a node writes to a parameter or buffer."""
+        return node in self.group and any(self.group[arg].op == "get_attr" for arg in written(node))
+
+    def with_constants(self, node: Node, seen: set[Node]) -> list[Node]:
+        """A node and, transitively, what it needs that does not depend on the data and is not in `seen` yet."""
+        found, pending = [node], [node]
+        while pending:
+            for arg in pending.pop().all_input_nodes:
+                if arg not in self.ordinal and arg not in seen:
+                    seen.add(arg)
+                    found.append(arg)
+                    pending.append(arg)
+        return found
+
 
 def flow(captured: Captured) -> Flow:
     nodes = [node for node in captured.graph_module.graph.nodes if not is_check(node)]
@@ -59,7 +74,7 @@ def flow(captured: Captured) -> Flow:
     group = _memory_groups(nodes)
     data = _data_nodes(nodes, group)
     places = tuple(node for node in nodes if node in data and node.op not in ("placeholder", "output"))
-    ordinal = {node: 0 for node in inputs} | {node: place for place, node in enumerate(places, start=1)}
+    ordinal = dict.fromkeys(inputs, 0) | {node: place for place, node in enumerate(places, start=1)}
     batch = frozenset(node.meta["val"].shape[0].node.expr for node in inputs if _has_open_batch(node))
     result = Flow(captured, inputs, places, ordinal, {}, group, batch)
     result.last_use.update({node: _last_use(result, node) for node in ordinal})

@@ -62,7 +62,7 @@ def suffix_from(whole: Flow, index: int, crossing: Sequence[Node]) -> GraphModul
         if is_check(node) or (ordinal is not None and ordinal <= index):
             passed = passed or (ordinal == index and index > 0)
             continue
-        if not passed and _changes_the_model(whole, node):
+        if not passed and whole.changes_the_model(node):
             continue  # belongs to the prefix, which is impure then: no legal cut gets here
         if is_size(node) and node.args[0] not in copies:
             copies[node] = graph.call_function(torch.ops.aten.sym_size.int, (rows, 0))
@@ -85,10 +85,6 @@ def _clone_written(whole: Flow, graph: Graph, copies: dict[Node, Node], places: 
     for node, copy in list(copies.items()):
         if whole.group[node] in changed:
             copies[node] = graph.call_function(torch.ops.aten.clone.default, (copy,))
-
-
-def _changes_the_model(whole: Flow, node: Node) -> bool:
-    return node in whole.group and any(whole.group[arg].op == "get_attr" for arg in written(node))
 
 
 def _give_structure(captured: Captured, graph: Graph, num_rows: int) -> None:
