@@ -1,0 +1,79 @@
+"""Layouts: how samples and labels lie in a store.
+
+Owns `list_samples` and the choice of a layout. Each layout is one file that turns a listing into `Samples`, and one
+line in each of the two places below. May import `headwater.data` and `headwater.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headwater.data.layouts import folders, table, tars
+from headwater.data.layouts.listing import Listing, list_one, list_store
+from headwater.data.samples import Samples
+from headwater.data.store import Store, full_url, open_store, redact, split_url
+from headwater.errors import BadSampleError, ConfigError, DataError, EmptyDataError
+
+LAYOUTS = {"folders": folders.LOOKED_FOR, "table": table.LOOKED_FOR, "tars": tars.LOOKED_FOR}
+
+
+def list_samples(
+    url: str,
+    layout: str = "auto",
+    *,
+    path_column: str | int | None = None,
+    label_column: str | int | None = None,
+    on_page: Callable[[int], None] | None = None,
+) -> Samples:
+    """List the data set at `url`: class folders, a manifest (its own URL), a .tar, or a folder of .tar.
+
+    `layout` is "auto" or one of `LAYOUTS`. The columns are for manifests. `on_page` hears how many objects were seen
+    so far, for progress.
+    """
+    if layout != "auto" and layout not in LAYOUTS:
+        raise ConfigError(f"layout is {layout!r}; it must be auto, {', '.join(LAYOUTS)}")
+    shown, ending = redact(full_url(url)), full_url(url).lower()
+    if layout == "auto" and ending.endswith(table.SUFFIXES):
+        layout = "table"
+    if layout != "table" and (path_column is not None or label_column is not None):
+        raise ConfigError(f"{shown}: path_column and label_column are for manifests; give the URL of a CSV or Parquet")
+    if layout == "table":
+        if not ending.endswith(table.SUFFIXES):
+            raise ConfigError(f"{shown}: a manifest's URL ends in one of {', '.join(table.SUFFIXES)}")
+        store, name = _open_file(url, table.LOOKED_FOR)
+        return table.read_table(list_store(store, on_page), name, path_column, label_column)
+    if ending.endswith(".tar"):
+        if layout == "folders":
+            raise ConfigError(f"{shown}: a tar is not a folder; use layout='tars' or 'auto'")
+        store, name = _open_file(url, tars.LOOKED_FOR)
+        return tars.read_tars(list_one(store, name), on_page)
+    listing = list_store(open_store(url), on_page)
+    if layout == "auto":
+        layout = _recognise(listing)
+    return folders.read_folders(listing) if layout == "folders" else tars.read_tars(listing, on_page)
+
+
+def _open_file(url: str, looked_for: str) -> tuple[Store, str]:
+    """The folder that a file is in, and the file's name."""
+    root, name = split_url(url)
+    store = open_store(root)
+    try:
+        store.size(name)
+    except BadSampleError:
+        raise EmptyDataError(f"{redact(root)}/{name} does not exist; looked for {looked_for}") from None
+    return store, name
+
+
+def _recognise(listing: Listing) -> str:
+    num_pictures, num_tars = int(listing.pictures().sum()), int(listing.ending(".tar").sum())
+    if num_pictures and num_tars:
+        raise DataError(
+            f"{listing.shown} has {num_pictures:,} pictures and {num_tars:,} tars; give layout='folders' or 'tars'"
+        )
+    if num_pictures or num_tars:
+        return "folders" if num_pictures else "tars"
+    manifests = listing.where(listing.ending(*table.SUFFIXES)).keys.to_pylist()
+    hint = f"; a manifest is read by its own URL, such as {listing.shown}/{manifests[0]}" if manifests else ""
+    raise EmptyDataError(
+        f"{listing.shown} has no sample among {len(listing):,} objects; looked for {'; '.join(LAYOUTS.values())}{hint}"
+    )

@@ -1,0 +1,239 @@
+"""One object store behind a URL: list, read a range, ask a size.
+
+Owns `Store` and the rule that a key never leaves its root. The environment is read in one place, `_connect`.
+May import `headwater.errors` and obstore.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from obstore import store as obstores
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+from headwater.errors import BadSampleError, ChangedError, ConfigError, StoreError
+
+SCHEMES = ("file", "s3", "gs", "az")
+PAGE = 1000  # entries in one page of a listing; what S3 itself returns at most
+_MAX_KEY = 4096  # PATH_MAX of Linux; S3 allows 1,024 bytes
+# A store that is down answers with an error in seconds. obstore's own default tries for three minutes.
+_RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
+_TIMEOUT = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One object of a listing. `key` is relative to the store's root."""
+
+    key: str
+    size: int
+    etag: str
+
+
+def redact(text: str) -> str:
+    """The text without passwords in URLs and without signatures in queries."""
+    text = re.sub(r"://[^/@\s]+@", "://***@", text)
+    return re.sub(r"(?i)([?&](?:sig|signature|token|x-amz-[a-z-]+)=)[^&\s\"']+", r"\1***", text)
+
+
+def key_fault(key: object) -> str | None:
+    """Why `key` can't name an object below a root, or None if it can."""
+    if not isinstance(key, str):
+        return f"a key is text, not {type(key).__name__}"
+    if not key:
+        return "the key is empty"
+    if len(key) > _MAX_KEY:
+        return f"the key has {len(key)} characters; the limit is {_MAX_KEY}"
+    if key.startswith("/"):
+        return "the key is absolute; keys are relative to the root"
+    if "\0" in key or "\\" in key:
+        return "the key has a NUL or a backslash"
+    if any(part in ("", ".", "..") for part in key.split("/")):
+        return "the key has an empty part, '.' or '..'"
+    return None
+
+
+def full_url(url: str) -> str:
+    """`url` with a scheme and without a closing slash: a plain path becomes file://."""
+    if not isinstance(url, str | os.PathLike) or not str(url):
+        raise ConfigError(f"a data URL is text like s3://bucket/folder or a path, not {url!r}")
+    url = str(url)
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return Path(url).expanduser().absolute().as_uri()
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise ConfigError(f"{redact(url)}: {scheme}:// is not a store that can be read; use {known} or a path")
+    if scheme != "file" and not rest.strip("/"):
+        raise ConfigError(f"{redact(url)}: no bucket named; write {scheme}://bucket/folder")
+    return url.rstrip("/") if url != "file:///" else url
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """The folder's URL and the name of the object in it."""
+    folder, _, name = full_url(url).rpartition("/")
+    return (folder or "/"), unquote(name) if folder.startswith("file:") else name
+
+
+class Store:
+    """Objects below one root. All methods may be called from many threads at once; waiting releases the GIL."""
+
+    def __init__(self, url: str) -> None:
+        self.url = full_url(url)
+        self._shown = redact(self.url)
+        self._root = self._local_root()
+        self._objects = self._connect()
+
+    def __repr__(self) -> str:
+        return f"Store({self._shown!r})"
+
+    def _local_root(self) -> str | None:
+        if not self.url.startswith("file://"):
+            return None
+        path = unquote(urlsplit(self.url).path)
+        if not os.path.isdir(path):
+            found = "is a file" if os.path.exists(path) else "does not exist"
+            raise StoreError(f"{self._shown}: {path} {found}; give the URL of a folder that this machine can read")
+        return os.path.realpath(path)
+
+    def _connect(self) -> Any:
+        try:
+            if self._root is not None:
+                return obstores.LocalStore(self._root)
+            options: Any = dict(_TIMEOUT)
+            if self.url.startswith("s3://"):
+                endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+                config: Any = {"virtual_hosted_style_request": False} if endpoint else {}
+                if endpoint:
+                    config["endpoint"] = endpoint
+                options["allow_http"] = endpoint.startswith("http://")
+                return obstores.S3Store.from_url(self.url, config=config, client_options=options, retry_config=_RETRY)
+            return obstores.from_url(self.url, client_options=options, retry_config=_RETRY)
+        except (BaseError, ValueError, OSError) as error:
+            raise self._refusal("can't be opened", error) from None
+
+    def list(self, prefix: str = "") -> Iterator[list[Entry]]:
+        """All objects below `prefix`, a page at a time, in the store's own order."""
+        if prefix.strip("/") and (fault := key_fault(prefix.strip("/"))):
+            raise ConfigError(f"{self._shown}: can't list {prefix!r}: {fault}")
+        inside: dict[str, bool] = {}
+        try:
+            for page in self._objects.list(prefix.strip("/") or None, chunk_size=PAGE):
+                entries = [Entry(meta["path"], meta["size"], _bare(meta["e_tag"])) for meta in page]
+                if self._root is not None:
+                    for entry in entries:
+                        self._check_listed(entry.key, inside)
+                yield entries
+        except (BaseError, ValueError, OSError) as error:
+            raise self._refusal("can't be listed", error) from None
+
+    def _check_listed(self, key: str, inside: dict[str, bool]) -> None:
+        """Refuse a link that leads out of the root when it is listed, not when a job is half done."""
+        assert self._root is not None
+        folder = os.path.dirname(key)
+        if folder not in inside:
+            inside[folder] = self._is_inside(folder)
+        path = os.path.join(self._root, key)
+        if not inside[folder] or (os.path.islink(path) and not self._is_inside(key)):
+            raise StoreError(
+                f"{self._shown}: {key} is a link to {os.path.realpath(path)}, outside of the folder; "
+                "copy the files into it, or use the folder that holds them"
+            )
+
+    def _is_inside(self, key: str) -> bool:
+        assert self._root is not None
+        path = os.path.realpath(os.path.join(self._root, key))
+        return path == self._root or path.startswith(self._root.rstrip("/") + "/")
+
+    def _check(self, key: str) -> None:
+        fault = key_fault(key)
+        if fault is None and self._root is not None and not self._is_inside(key):
+            fault = "leads out of the folder through a link; copy the file in, or use the folder that holds it"
+        if fault is not None:
+            raise BadSampleError(str(key)[:200], f"refused in {self._shown}: {fault}")
+
+    def read(self, key: str, offset: int = 0, length: int | None = None, etag: str | None = None) -> Any:
+        """The bytes of an object (a buffer), or `length` of them from `offset`.
+
+        With `etag`, an object that is not the one with that etag is a ChangedError.
+        """
+        self._check(key)
+        if offset < 0 or (length is not None and length < 0):
+            raise ConfigError(f"{key}: can't read {length} bytes from {offset}; both must be 0 or more")
+        options: Any = None
+        if length is not None:
+            if length == 0:
+                return b""
+            options = {"range": (offset, offset + length)}
+        elif offset:
+            options = {"range": {"offset": offset}}
+        try:
+            result = self._objects.get(key, options=options)
+            found = _bare(result.meta["e_tag"])
+            if etag and found != _bare(etag):
+                raise ChangedError(
+                    f"{key} in {self._shown} has changed since it was listed: etag {found!r}, listed as "
+                    f"{_bare(etag)!r}; list the data again (start a new job), or put the old object back"
+                )
+            data = result.buffer()
+        except FileNotFoundError:
+            raise BadSampleError(key, f"is not in {self._shown}; put it back, or list the data again") from None
+        except (BaseError, ValueError, OSError) as error:
+            if length is not None and "range" in str(error).lower() and self.size(key) < offset + length:
+                raise self._short(key, offset, length) from None
+            raise self._refusal(f"{key} can't be read", error) from None
+        if length is not None and len(data) != length:
+            raise self._short(key, offset, length)
+        return data
+
+    def _short(self, key: str, offset: int, length: int) -> BadSampleError:
+        return BadSampleError(
+            key,
+            f"ends before byte {offset + length:,} (it has {self.size(key):,}), so {length:,} bytes can't be read from "
+            f"{offset:,} in {self._shown}; the object was cut short or replaced: list the data again",
+        )
+
+    def size(self, key: str) -> int:
+        """Bytes of one object."""
+        return int(self._head(key)["size"])
+
+    def etag(self, key: str) -> str:
+        """The object's etag now."""
+        return _bare(self._head(key)["e_tag"])
+
+    def _head(self, key: str) -> Any:
+        self._check(key)
+        try:
+            return self._objects.head(key)
+        except FileNotFoundError:
+            raise BadSampleError(key, f"is not in {self._shown}; put it back, or list the data again") from None
+        except (BaseError, ValueError, OSError) as error:
+            raise self._refusal(f"{key} can't be found", error) from None
+
+    def _refusal(self, what: str, error: Exception) -> StoreError:
+        # obstore appends a dump of its internals after the first line.
+        first = redact(str(error).split("\n", 1)[0])[:500]
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+            way_out = "check the credentials (for s3://: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION)"
+        elif self._root is not None:
+            way_out = "check that the folder is there and may be read"
+        else:
+            way_out = "check the bucket's name, the endpoint (for s3://: AWS_ENDPOINT_URL) and that the store is up"
+        return StoreError(f"{self._shown} {what}: {first}; {way_out}")
+
+
+def _bare(etag: str | None) -> str:
+    """An etag without its quotes: listings and replies of some stores differ in them."""
+    return (etag or "").strip('"')
+
+
+def open_store(url: str) -> Store:
+    """The store at `url`: file://, s3://, gs://, az://, or a plain path to a folder."""
+    return Store(url)

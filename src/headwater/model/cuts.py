@@ -1,0 +1,238 @@
+"""Cuts: every place where a captured model can be divided, what would cross there, and whether that is allowed.
+
+Owns `Cut`, `cuts`, `find_cut`, `legal_cuts` and `smallest_cut`: the one file that says what is legal. A prefix may
+run near the data if it is pure: nothing trainable, nothing random, nothing that depends on its batch or changes the
+model. What crosses must come as rows, so the batch leads every tensor of a boundary. May import core, errors, torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec, row_bytes
+from headwater.errors import ImpureError, ModelError
+from headwater.model.capture import Captured, dtype_name
+from headwater.model.flow import (
+    Flow,
+    attribute,
+    flow,
+    inner_nodes,
+    is_random,
+    module_calls,
+    module_path,
+    op_name,
+    uses_batch_statistics,
+)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A cut after place `index`; 0 is in front of the first operator. `why_not` is empty for a legal cut.
+
+    `also` has the inner modules that end at the same place; `impure` tells an impure prefix from a boundary that can't
+    be sent as rows. `boundary` is empty where what crosses is no set of rows.
+    """
+
+    index: int
+    name: str
+    boundary: Boundary
+    legal: bool
+    why_not: str
+    prefix_params: int
+    prefix_bytes: int
+    also: tuple[str, ...] = ()
+    impure: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of the boundary, uncompressed."""
+        return row_bytes(self.boundary)
+
+
+def cuts(captured: Captured) -> tuple[Cut, ...]:
+    """Every cut of the model, in the order of computation."""
+    graph = flow(captured)
+    names, also = _names(graph)
+    labels = {node: node.name for node in graph.inputs} | dict(zip(graph.places, names[1:], strict=True))
+    found = []
+    for index, (purity, weights) in enumerate(zip(_impurities(graph), _weights(graph), strict=True)):
+        boundary, fault = _boundary(graph, index, labels)
+        why_not = purity or fault
+        found.append(
+            Cut(index, names[index], boundary, not why_not, why_not, *weights, also=also[index], impure=bool(purity))
+        )
+    return tuple(found)
+
+
+def legal_cuts(all_cuts: Sequence[Cut]) -> tuple[Cut, ...]:
+    return tuple(cut for cut in all_cuts if cut.legal)
+
+
+def smallest_cut(all_cuts: Sequence[Cut]) -> Cut:
+    """The legal cut with the fewest bytes a row; of several the latest, which leaves the trainer the least to do."""
+    legal = legal_cuts(all_cuts)
+    if not legal:
+        raise ModelError(f"the model has no legal cut, not even at its input: {all_cuts[0].why_not}")
+    return min(legal, key=lambda cut: (cut.row_bytes, -cut.index))
+
+
+def find_cut(all_cuts: Sequence[Cut], name_or_index: str | int) -> Cut:
+    """The legal cut of that name (of a module that ends there) or index."""
+    cut = _look_up(all_cuts, name_or_index)
+    if cut.legal:
+        return cut
+    last = max((other for other in legal_cuts(all_cuts) if other.index < cut.index), default=None, key=_index)
+    before = f"; the last legal cut before it is {last.name!r}" if last else ""
+    kind = ImpureError if cut.impure else ModelError
+    raise kind(f"cut {cut.name!r} (index {cut.index}): {cut.why_not}{before}")
+
+
+def _index(cut: Cut) -> int:
+    return cut.index
+
+
+def _look_up(all_cuts: Sequence[Cut], name_or_index: str | int) -> Cut:
+    if isinstance(name_or_index, int):
+        if not 0 <= name_or_index < len(all_cuts):
+            raise ModelError(f"cut {name_or_index}: this model has the cuts 0 to {len(all_cuts) - 1}")
+        return all_cuts[name_or_index]
+    by_name = {cut.name: cut for cut in all_cuts}
+    for cut in all_cuts:
+        for name in cut.also:
+            by_name.setdefault(name, cut)
+    if name_or_index in by_name:
+        return by_name[name_or_index]
+    close = difflib.get_close_matches(name_or_index, by_name, n=5, cutoff=0.4)
+    hint = f"close names: {', '.join(close)}" if close else "`headwater cuts MODEL` lists the names"
+    raise ModelError(f"no cut is named {name_or_index!r}; {hint}")
+
+
+def _names(graph: Flow) -> tuple[list[str], list[tuple[str, ...]]]:
+    """For each cut its name, and the further modules that end there."""
+    last_place: dict[str, int] = {}
+    for place, node in enumerate(graph.places, start=1):
+        for key, _ in module_calls(node):
+            last_place[key] = place
+    names, taken = ["input"], {"input"}
+    also: list[tuple[str, ...]] = [()]
+    for place, node in enumerate(graph.places, start=1):
+        done = [_call_name(key, path) for key, path in module_calls(node) if last_place[key] == place]
+        base = done[0] if done else f"{module_path(node)}/{op_name(node)}"
+        name, again = base, 1
+        while name in taken:
+            again += 1
+            name = f"{base}.{again}" if not done else f"{base}@{again}"
+        taken.add(name)
+        names.append(name)
+        also.append(tuple(done[1:]))
+    return names, also
+
+
+def _call_name(key: str, path: str) -> str:
+    """torch.export marks the second call of one module with @1."""
+    return f"{path}@{key.rsplit('@', 1)[1]}" if "@" in key else path
+
+
+def _boundary(graph: Flow, index: int, labels: dict[Node, str]) -> tuple[Boundary, str]:
+    """What crosses, or why it can't."""
+    alive = graph.alive(index)
+    if not alive:
+        return (), "nothing that follows depends on the data"
+    specs = []
+    for node in alive:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            return (), f"a {type(value).__name__} of {op_name(node)} would cross ({labels[node]}), not a tensor"
+        if value.dim() == 0 or not graph.is_batch(value.shape[0]):
+            return (), f"{labels[node]} has shape {_shape(graph, value)}: its leading dimension is not the batch"
+        if any(isinstance(size, torch.SymInt) for size in value.shape[1:]):
+            return (), f"{labels[node]} has shape {_shape(graph, value)}: the batch is in more than its first dimension"
+        if dtype_name(value.dtype) not in ITEM_BYTES:
+            return (), f"{labels[node]} has element type {dtype_name(value.dtype)}, which can't be sent"
+        specs.append(TensorSpec(labels[node], tuple(int(size) for size in value.shape[1:]), dtype_name(value.dtype)))
+    return tuple(specs), _torn_memory(graph, index, alive, labels)
+
+
+def _torn_memory(graph: Flow, index: int, alive: Sequence[Node], labels: dict[Node, str]) -> str:
+    """Two names for one memory become two copies when they are sent, so a later in-place write would miss one."""
+    changed = graph.written_after(index)
+    seen: dict[Node, Node] = {}
+    for node in alive:
+        group = graph.group[node]
+        if group in changed and group in seen:
+            return (
+                f"{labels[seen[group]]} and {labels[node]} share memory that is changed in place later; cut elsewhere"
+            )
+        seen[group] = node
+    return ""
+
+
+def _shape(graph: Flow, value: Tensor) -> str:
+    return "×".join("batch" if graph.is_batch(size) else str(size) for size in value.shape) or "scalar"
+
+
+def _impurities(graph: Flow) -> list[str]:
+    """For each cut why its prefix is impure, or ""."""
+    reasons, reason = [""], ""
+    checked: set[Node] = set()
+    for node in graph.captured.graph_module.graph.nodes:
+        is_place = graph.ordinal.get(node, 0) > 0
+        if not reason and (is_place or graph.changes_the_model(node)):
+            reason = _why_impure(graph, node, checked)
+        if is_place:
+            reasons.append(reason)
+    return reasons
+
+
+def _why_impure(graph: Flow, node: Node, checked: set[Node]) -> str:
+    """Why a node, or a constant it needs, may not run near the data."""
+    model = graph.captured.model
+    for source in graph.with_constants(node, checked):
+        if source.op == "get_attr":
+            tensor = attribute(node, source)
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+                return (
+                    f"{source.target} is trainable: call hw.freeze(model, until=...), set its requires_grad to False, "
+                    "or cut before it"
+                )
+            continue
+        for inner in inner_nodes(source):
+            path = module_path(source)
+            if uses_batch_statistics(inner):
+                return _why_module(model, path, "normalises with the statistics of its batch")
+            if is_random(inner):
+                return _why_module(model, path, f"draws random numbers ({op_name(inner)})")
+    if graph.changes_the_model(node):
+        return _why_module(model, module_path(node), "changes its own buffers as it runs")
+    return ""
+
+
+def _why_module(model: nn.Module, path: str, what: str) -> str:
+    module = model.get_submodule(path)
+    if module.training:
+        name = path or "model"
+        return f"{name} is in training mode: call hw.freeze(model, until=...) or {name}.eval()"
+    return f"{path or type(model).__name__} {what} even in eval mode: cut before it"
+
+
+def _weights(graph: Flow) -> list[tuple[int, int]]:
+    """For each cut the number of parameters in front of it, and the bytes of them and the buffers."""
+    checked: set[Node] = set()
+    seen: set[int] = set()
+    num_params, num_bytes = 0, 0
+    result = [(0, 0)]
+    for place in graph.places:
+        for node in graph.with_constants(place, checked):
+            tensor = attribute(place, node) if node.op == "get_attr" else None
+            if isinstance(tensor, Tensor) and id(tensor) not in seen:
+                seen.add(id(tensor))
+                num_bytes += tensor.numel() * tensor.element_size()
+                num_params += tensor.numel() if isinstance(tensor, nn.Parameter) else 0
+        result.append((num_params, num_bytes))
+    return result

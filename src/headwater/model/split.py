@@ -1,0 +1,104 @@
+"""Split: a captured model as two modules, in front of a cut and behind it.
+
+Owns `prefix_module` and `suffix_module`. Both are copies of parts of the captured graph and share the model's own
+tensors. Neither changes what it is given: a tensor that an in-place operator would write to is cloned first.
+May import errors, torch, and the modules of this package that analyse the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+from torch.utils import _pytree as pytree
+
+from headwater.errors import ModelError
+from headwater.model.capture import Captured
+from headwater.model.cuts import Cut
+from headwater.model.flow import Flow, flow, is_check, is_size, written
+
+
+def prefix_module(captured: Captured, cut: Cut) -> GraphModule:
+    """The model up to `cut`: its inputs → the tuple of tensors that cross."""
+    whole = flow(captured)
+    _require_rows(cut)
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in whole.inputs:
+        copies[node] = graph.placeholder(node.name)
+    _clone_written(whole, graph, copies, whole.places[: cut.index])
+    for node in captured.graph_module.graph.nodes:
+        if is_check(node) or node in copies:
+            continue
+        if node.op == "output" or whole.ordinal.get(node, 0) > cut.index:
+            break
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in whole.alive(cut.index)))
+    return _finish(captured, graph, "Prefix")
+
+
+def suffix_module(captured: Captured, cut: Cut) -> GraphModule:
+    """The model after `cut`: the tensors that cross → the model's output, in the model's own structure."""
+    _require_rows(cut)
+    whole = flow(captured)
+    return suffix_from(whole, cut.index, whole.alive(cut.index))
+
+
+def suffix_from(whole: Flow, index: int, crossing: Sequence[Node]) -> GraphModule:
+    """The model after place `index`, fed with `crossing`, which may have more tensors than are needed."""
+    captured = whole.captured
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for position, node in enumerate(crossing):
+        copies[node] = graph.placeholder(f"row_{position}")
+    rows = copies[crossing[0]]
+    _clone_written(whole, graph, copies, whole.places[index:])
+    passed = index == 0
+    for node in captured.graph_module.graph.nodes:
+        ordinal = whole.ordinal.get(node)
+        if is_check(node) or (ordinal is not None and ordinal <= index):
+            passed = passed or (ordinal == index and index > 0)
+            continue
+        if not passed and whole.changes_the_model(node):
+            continue  # belongs to the prefix, which is impure then: no legal cut gets here
+        if is_size(node) and node.args[0] not in copies:
+            copies[node] = graph.call_function(torch.ops.aten.sym_size.int, (rows, 0))
+        elif node.op == "output":
+            graph.output(torch.fx.map_arg(node.args[0], copies.__getitem__))
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    _give_structure(captured, graph, len(crossing))
+    return _finish(captured, graph, "Suffix")
+
+
+def _require_rows(cut: Cut) -> None:
+    if not cut.boundary:
+        raise ModelError(f"cut {cut.name!r} (index {cut.index}) can't divide the model: {cut.why_not}")
+
+
+def _clone_written(whole: Flow, graph: Graph, copies: dict[Node, Node], places: Sequence[Node]) -> None:
+    """Protect the caller's tensors from the in-place operators among `places`."""
+    changed = {whole.group[arg] for place in places for arg in written(place)}
+    for node, copy in list(copies.items()):
+        if whole.group[node] in changed:
+            copies[node] = graph.call_function(torch.ops.aten.clone.default, (copy,))
+
+
+def _give_structure(captured: Captured, graph: Graph, num_rows: int) -> None:
+    """Let the graph return what the model returns: a tensor, a tuple, a dict, a dataclass."""
+    info: Any = captured.graph_module.graph._codegen.pytree_info  # type: ignore[attr-defined]
+    names = [f"row_{position}" for position in range(num_rows)]
+    _, in_spec = pytree.tree_flatten((tuple(names), {}))
+    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(names, in_spec, info.out_spec)))
+
+
+def _finish(captured: Captured, graph: Graph, name: str) -> GraphModule:
+    module = GraphModule(captured.graph_module, graph, class_name=name)
+    graph = module.graph
+    graph.eliminate_dead_code()
+    module.recompile()
+    module.delete_all_unused_submodules()
+    return module
