@@ -1,1 +1,44 @@
-"""Headwater: run the part of training that shrinks data where the data lives."""
+"""Headwater: run the part of training that shrinks data where the data lives.
+
+The public names, and nothing else. Those that need torch are imported when they are first used, so that a storage node
+can import this package without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from headwater.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from headwater.core.plan import Plan
+    from headwater.data import transforms
+    from headwater.data.torchvision import from_torchvision
+    from headwater.errors import HeadwaterError
+    from headwater.model.freeze import freeze
+    from headwater.model.near import Rows
+    from headwater.train.job import Job, near
+
+_HOMES = {
+    "HeadwaterError": "headwater.errors",
+    "Job": "headwater.train.job",
+    "Plan": "headwater.core.plan",
+    "Rows": "headwater.model.near",
+    "freeze": "headwater.model.freeze",
+    "from_torchvision": "headwater.data.torchvision",
+    "near": "headwater.train.job",
+    "transforms": "headwater.data",
+}
+
+__all__ = ["HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision", "near", "transforms"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"headwater has no {name!r}; its names are {', '.join(__all__)}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -22,7 +22,7 @@ from headwater.errors import ConfigError
 
 WHOLE = -1  # the length that means "the whole object"
 _INT64_MAX = 2**63 - 1
-_SCHEMA = {
+SCHEMA = {
     "key": pa.large_string(),
     "offset": pa.int64(),
     "length": pa.int64(),
@@ -112,7 +112,7 @@ class Samples:
                 "etag": etags,
                 "label": labels,
             },
-            schema=pa.schema(_SCHEMA),
+            schema=pa.schema(SCHEMA),
         )
         # The label makes the order total: it matters only where a manifest names one file twice.
         order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in ("key", "offset", "label")])
@@ -181,13 +181,13 @@ class Samples:
             "num_ignored": str(self.num_ignored),
         }
         columns = [self.keys, self.offsets, self.lengths, self.sizes, self.etags, self.labels]
-        return pa.table(columns, schema=pa.schema(_SCHEMA, metadata=about))
+        return pa.table(columns, schema=pa.schema(SCHEMA, metadata=about))
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Samples:
         """The listing from a table that another machine sent: a damaged one is a ConfigError."""
-        if table.schema.remove_metadata() != pa.schema(_SCHEMA):
-            raise ConfigError(f"not a listing of samples: columns {table.schema.names}, expected {list(_SCHEMA)}")
+        if table.schema.remove_metadata() != pa.schema(SCHEMA):
+            raise ConfigError(f"not a listing of samples: columns {table.schema.names}, expected {list(SCHEMA)}")
         try:
             about = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
             classes = json.loads(about["classes"])

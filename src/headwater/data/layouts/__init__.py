@@ -77,3 +77,9 @@ def _recognise(listing: Listing) -> str:
     raise EmptyDataError(
         f"{listing.shown} has no sample among {len(listing):,} objects; looked for {'; '.join(LAYOUTS.values())}{hint}"
     )
+
+
+def root_of(url: str) -> str:
+    """The folder below which all of a data set lies: its own URL, or the one that a manifest or tar is in."""
+    url = full_url(url)
+    return split_url(url)[0] if url.lower().endswith((*table.SUFFIXES, ".tar")) else url
