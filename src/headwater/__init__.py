@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headwater.version import VERSION as __version__
+from headwater import version as _version
 
 if TYPE_CHECKING:
     from headwater.core.plan import Plan
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from headwater.model.freeze import freeze
     from headwater.model.near import Rows
     from headwater.train.job import Job, near
+
+__version__ = _version.VERSION
 
 _HOMES = {
     "HeadwaterError": "headwater.errors",

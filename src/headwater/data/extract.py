@@ -113,13 +113,13 @@ class _Passage:
             try:
                 item = self._ready.get(timeout=_POLL_S)
             except queue.Empty:
-                item = ()
-            if abandoned():
-                return
-            if item == ():
+                if abandoned():
+                    return
                 continue
             if item is None:
                 break
+            if abandoned():
+                return
             if isinstance(item, Exception):
                 raise item
             group, part = item

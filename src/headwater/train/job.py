@@ -24,7 +24,7 @@ from headwater.core.plan import Plan, check, near_plan
 from headwater.data.layouts import list_samples, root_of
 from headwater.data.samples import Samples
 from headwater.data.store import full_url, open_store
-from headwater.data.torchvision import from_torchvision
+from headwater.data.torchvision import as_transforms, from_torchvision
 from headwater.data.transforms import Transforms
 from headwater.data.transforms.op import Op
 from headwater.data.wire import Chunk, Extraction, Listing
@@ -197,13 +197,10 @@ def _place(rank: int | None, world: int | None) -> tuple[int, int]:
 
 
 def _read_transforms(transforms: Any) -> tuple[Transforms, list[Any]]:
-    if isinstance(transforms, Transforms):
-        pipeline, rest = transforms, []
-    elif isinstance(transforms, (list, tuple)) and all(isinstance(op, (Op, dict)) for op in transforms):
-        ops = [Transforms.from_json([op]).ops[-1] if isinstance(op, dict) else op for op in transforms]
-        pipeline, rest = Transforms(ops), []
-    else:
-        pipeline, rest = from_torchvision(transforms)
+    """The transforms that run near the data, and those that stay here."""
+    steps = transforms if isinstance(transforms, list | tuple) else [transforms]
+    ours = isinstance(transforms, Transforms) or all(isinstance(step, Op | dict) for step in steps)
+    pipeline, rest = (as_transforms(transforms), []) if ours else from_torchvision(transforms)
     if not rest and not pipeline.is_float:
         raise TransformError("the transforms end in pixels; add ToFloat(), and Normalize(…) if the model needs it")
     pipeline.pixel_spec  # noqa: B018  pictures of different sizes are found now, not in the middle of an epoch
@@ -315,7 +312,7 @@ def _finish(plan: Plan, pipeline: Transforms, rest: list[Any]) -> Callable[[list
 
         done = []
         for pixels in tensors[0]:
-            value = torch.from_numpy(pipeline.finish(pixels)) if pipeline.is_float else Image.fromarray(pixels)
+            value: Any = torch.from_numpy(pipeline.finish(pixels)) if pipeline.is_float else Image.fromarray(pixels)
             for step in rest:
                 value = step(value)
             done.append(value)

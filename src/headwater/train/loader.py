@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +28,9 @@ log = logging.getLogger(__name__)
 STATE_VERSION = 1
 
 
-class Source(Protocol):
-    """Where an epoch's replies come from: a `Feed`, or the inline runtime."""
-
-    def __call__(self, epoch: int, chunks: list[np.ndarray]) -> Iterator[Reply]:
-        """Replies for these chunks (arrays of sample ids), in order. Closing the iterator ends all work for it."""
+# Where an epoch's replies come from: (epoch, chunks as arrays of sample ids) → replies in order. Closing the iterator
+# ends all work for it.
+Source = Callable[[int, list[np.ndarray]], Iterator[Reply]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Skipped:
     reason: str
 
 
-class Loader(IterableDataset):
+class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
     """Yields (x, labels): x as `finish` makes it of the rows, labels as an int64 tensor."""
 
     def __init__(
@@ -84,6 +82,11 @@ class Loader(IterableDataset):
     def __len__(self) -> int:
         """Steps in a whole epoch; fewer come where bad samples are skipped, or after a resume."""
         return self._dealing.num_steps()
+
+    def num_steps_left(self) -> int:
+        """Steps from where the run stands to the end of that epoch."""
+        state = self.state_dict()
+        return self._dealing.num_steps(state["position"])
 
     @property
     def epoch(self) -> int:

@@ -1,0 +1,56 @@
+"""The command line: verbs over files. One file a verb; this one only joins them and turns errors into plain lines."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+
+from headwater.cli.cuts import cuts
+from headwater.cli.serve import serve
+from headwater.cli.train import train
+from headwater.errors import HeadwaterError
+from headwater.version import VERSION
+
+typer_app = typer.Typer(
+    name="headwater",
+    help="Run the part of training that shrinks data where the data lives.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(VERSION)
+        raise typer.Exit
+
+
+@typer_app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+typer_app.command()(serve)
+typer_app.command()(train)
+typer_app.command()(cuts)
+
+
+def app(*args: Any, **kwargs: Any) -> None:
+    """The `headwater` command. An error that is ours is a message, not a traceback."""
+    try:
+        typer_app(*args, **kwargs)
+    except HeadwaterError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    app()

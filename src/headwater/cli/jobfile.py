@@ -1,0 +1,159 @@
+"""The job file: a whole training run as TOML (docs/job-file.md).
+
+Owns its fields and checks. Every fault of a file is in the one error; a field that nobody knows is a fault, too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from headwater.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """Which model, and which part of it is frozen."""
+
+    name: str
+    arguments: dict[str, Any]
+    freeze_until: str = ""
+    weights: str = ""
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """Where the pictures are and what is done to them."""
+
+    url: str
+    transforms: list[Any] | str
+    validation: str = ""
+    layout: str = "auto"
+    path_column: str | int | None = None
+    label_column: str | int | None = None
+    on_bad_sample: str = "raise"
+
+
+@dataclass(frozen=True)
+class TrainPart:
+    """How to train."""
+
+    epochs: int = 1
+    batch_size: int = 32
+    seed: int = 0
+    shuffle: bool = True
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    checkpoint_every: int = 0
+    output: str = "run"
+
+
+@dataclass(frozen=True)
+class NodesPart:
+    """Who runs the near part; without addresses a node is started beside the trainer."""
+
+    addresses: list[str]
+    patience_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class PlanPart:
+    """What to fix about the plan."""
+
+    file: str = ""
+    cut: str | int | None = None
+    codec: str = "raw"
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """A read and checked job file. Relative paths in it count from its own folder."""
+
+    folder: Path
+    model: ModelPart
+    data: DataPart
+    train: TrainPart
+    nodes: NodesPart
+    plan: PlanPart
+
+    def path(self, name: str) -> Path:
+        return (self.folder / name).resolve()
+
+    def url(self, name: str) -> str:
+        return name if "://" in name else str(self.path(name))
+
+
+_PARTS: Mapping[str, type] = {
+    "model": ModelPart,
+    "data": DataPart,
+    "train": TrainPart,
+    "nodes": NodesPart,
+    "plan": PlanPart,
+}
+_EMPTY = {"arguments": dict, "addresses": list}  # mutable defaults
+_CHOICES = {"optimizer": ("adamw", "adam", "sgd"), "on_bad_sample": ("raise", "skip")}
+_AT_LEAST = {"epochs": 1, "batch_size": 1, "seed": 0, "lr": 0, "weight_decay": 0, "momentum": 0, "checkpoint_every": 0,
+             "patience_s": 0}  # fmt: skip
+
+
+def read_job(path: Path) -> JobFile:
+    """Read a job file; one ConfigError with everything that is wrong with it."""
+    try:
+        data = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"the job file {path} can't be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    faults = [_unknown(name, _PARTS, "a part") for name in data if name not in _PARTS]
+    parts = {}
+    for name, kind in _PARTS.items():
+        part = data.get(name, {})
+        if not isinstance(part, dict):
+            faults.append(f"[{name}] must be a table")
+            continue
+        values, found = _read_part(name, kind, part)
+        faults += found
+        if not found:
+            parts[name] = kind(**values)
+    if faults:
+        raise ConfigError("\n".join([f"{path} has {len(faults)} faults:", *(f"  - {fault}" for fault in faults)]))
+    return JobFile(path.resolve().parent, **parts)
+
+
+def _read_part(title: str, kind: type, part: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    hints = get_type_hints(kind)
+    known = {field.name: field for field in fields(kind)}
+    faults = [_unknown(name, known, f"a field of [{title}]") for name in part if name not in known]
+    values = {name: make() for name, make in _EMPTY.items() if name in known}
+    for name, field in known.items():
+        if name not in part:
+            if name not in values and field.default is field.default_factory:  # both MISSING: no default
+                faults.append(f"[{title}] {name} is missing")
+            continue
+        value = part[name]
+        allowed = [get_origin(each) or each for each in (get_args(hints[name]) or [hints[name]])
+                   if get_origin(hints[name]) not in (dict, list)] or [get_origin(hints[name])]  # fmt: skip
+        if float in allowed and type(value) is int:
+            value = float(value)
+        if type(value) not in allowed:
+            wanted = " or ".join(each.__name__ for each in allowed if each is not type(None))
+            faults.append(f"[{title}] {name} is {value!r}; it must be {wanted}")
+        elif name in _CHOICES and value not in _CHOICES[name]:
+            faults.append(f"[{title}] {name} is {value!r}; it must be one of {', '.join(_CHOICES[name])}")
+        elif name in _AT_LEAST and value < _AT_LEAST[name]:
+            faults.append(f"[{title}] {name} is {value!r}; it must be at least {_AT_LEAST[name]}")
+        else:
+            values[name] = value
+    return values, faults
+
+
+def _unknown(name: str, known: Mapping[str, Any], what: str) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    return f"{name} is not {what}; {hint}"

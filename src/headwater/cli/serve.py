@@ -1,0 +1,57 @@
+"""`headwater serve`: a storage node beside the data."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from headwater.errors import ConfigError
+from headwater.node.serve import serve as run_node
+from headwater.node.service import Node
+
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def serve(
+    roots: list[str] = typer.Argument(help="Folders or buckets to serve: a path, file://, s3://, gs:// or az:// URL."),
+    listen: str = typer.Option("127.0.0.1:8815", help="Address and port to listen on; port 0 takes a free one."),
+    open_to_all: bool = typer.Option(
+        False, "--open", help="Allow an address other than loopback. Anyone who can reach it can read the roots."
+    ),
+    threads: int = typer.Option(0, help="Threads that decode and infer; 0 takes one for each core."),
+    state: Path = typer.Option(None, help="Folder for uploaded prefixes; by default in the user's cache folder."),
+    max_upload: float = typer.Option(2.0, help="Largest prefix that may be uploaded, in GB."),
+) -> None:
+    """Serve data to trainers: read, decode, augment, and run the frozen part of their models here.
+
+    Trainers name this node as grpc://HOST:PORT. For s3:// the usual AWS_* environment variables apply.
+    """
+    host = listen.rpartition(":")[0]
+    if not listen.rpartition(":")[2].isdigit():
+        raise ConfigError(f"--listen is {listen!r}; it must look like 127.0.0.1:8815")
+    if host not in _LOOPBACK and not open_to_all:
+        raise ConfigError(f"{host} can be reached by others, who could then read {', '.join(roots)}; say --open if "
+                          "that is meant, on a network where everyone may")  # fmt: skip
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+
+    def announce(node: Node) -> None:
+        console = Console()
+        console.print(f"serving {', '.join(node.roots)} on grpc://{host}:{node.port} with {node.num_threads} threads")
+        console.print("Ctrl-C stops it", style="dim")
+        sys.stdout.flush()
+
+    run_node(
+        tuple(roots),
+        listen=f"grpc://{listen}",
+        state=state,
+        num_threads=threads or None,
+        max_upload_bytes=int(max_upload * 1e9),
+        announce=announce,
+    )
+    sys.stdout.flush()
+    os._exit(0)  # gRPC threads that still hold a dead stream must not keep the process

@@ -1,0 +1,194 @@
+"""`headwater train job.toml`: the whole job from the shell, with progress, checkpoints and resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from headwater.cli.jobfile import JobFile, read_job
+from headwater.cli.models import build_model
+from headwater.cli.needs import needs_torch
+from headwater.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from headwater.train.job import Job
+
+
+def train(
+    job: Path = typer.Argument(help="The job file, in TOML; docs/job-file.md tells its fields."),
+    resume: bool = typer.Option(False, "--resume", help="Go on from the checkpoint in the job's output folder."),
+) -> None:
+    """Train a model as a job file says: its frozen part near the data, the rest here.
+
+    Writes model.pt (the model's own state_dict), checkpoint.pt and metrics.jsonl to the job's output folder.
+    """
+    needs_torch()
+    run(read_job(job), resume)
+
+
+def run(file: JobFile, resume: bool) -> None:
+    """Train, epoch by epoch."""
+    import torch
+
+    import headwater as hw
+
+    console = Console()
+    output = file.path(file.train.output)
+    checkpoint = output / "checkpoint.pt"
+    if resume and not checkpoint.exists():
+        raise ConfigError(f"there is no {checkpoint} to resume from; start without --resume")
+    if not resume and checkpoint.exists():
+        raise ConfigError(f"{output} has the checkpoint of an earlier run; go on with --resume, or name another output")
+    torch.manual_seed(file.train.seed)
+    model = _model(file)
+    transforms = _transforms(file)
+    optimizer = _optimizer(file, [each for each in model.parameters() if each.requires_grad])
+    common: dict[str, Any] = {
+        "transforms": transforms,
+        "batch_size": file.train.batch_size,
+        "seed": file.train.seed,
+        "layout": file.data.layout,
+        "path_column": file.data.path_column,
+        "label_column": file.data.label_column,
+        "on_bad_sample": file.data.on_bad_sample,
+        "nodes": file.nodes.addresses or None,
+        "patience_s": file.nodes.patience_s,
+        **({"plan": file.path(file.plan.file)} if file.plan.file else {"cut": file.plan.cut, "codec": file.plan.codec}),
+    }
+    with hw.near(model, file.url(file.data.url), shuffle=file.train.shuffle, **common) as job:
+        if resume:
+            saved = torch.load(checkpoint, weights_only=True)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            job.loader.load_state_dict(saved["loader"])
+        output.mkdir(parents=True, exist_ok=True)
+        console.print(f"{len(job.samples):,} pictures of {len(job.samples.classes)} classes; "
+                      f"cut at {job.plan.cut_name}, rows as {job.plan.codec}")  # fmt: skip
+
+        def save() -> None:
+            parts = {"model": model, "optimizer": optimizer, "loader": job.loader}
+            state = {name: part.state_dict() for name, part in parts.items()}
+            _write(checkpoint, lambda path: torch.save(state, path))
+
+        try:
+            while job.loader.state_dict()["epoch"] < file.train.epochs:
+                line = _epoch(job, optimizer, file, console, save)
+                if file.data.validation:
+                    with hw.near(model, file.url(file.data.validation), shuffle=False, **common) as check:
+                        line["accuracy"] = _accuracy(check)
+                save()
+                with (output / "metrics.jsonl").open("a") as metrics:
+                    metrics.write(json.dumps(line) + "\n")
+                console.print("  ".join(f"{name} {value:,.4g}" for name, value in line.items()))
+        except KeyboardInterrupt:
+            save()
+            console.print(f"stopped; the checkpoint is {checkpoint}, go on with --resume")
+            raise
+        _write(output / "model.pt", lambda path: torch.save(model.state_dict(), path))
+        console.print(f"the trained model is {output / 'model.pt'}")
+
+
+def _epoch(job: Job, optimizer: torch.optim.Optimizer, file: JobFile, console: Console, save: Any) -> dict[str, float]:
+    from torch.nn.functional import cross_entropy
+
+    epoch = job.loader.state_dict()["epoch"]
+    job.model.train()
+    start, rows, num_bytes, total, steps = time.perf_counter(), 0, job.counts.num_bytes, 0.0, 0
+    columns = (TextColumn(f"epoch {epoch}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        done = len(job.loader) - job.loader.num_steps_left()
+        task = bar.add_task("starting", total=len(job.loader), completed=done)
+        for x, y in job.loader:
+            loss = cross_entropy(job.model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            steps, rows, total = steps + 1, rows + len(y), total + float(loss.detach())
+            rate = rows / (time.perf_counter() - start)
+            bar.update(task, advance=1, description=f"loss {total / steps:.4f}  {rate:,.0f} pictures/s")
+            if file.train.checkpoint_every and steps % file.train.checkpoint_every == 0:
+                save()
+    taken_s = time.perf_counter() - start
+    return {
+        "epoch": epoch,
+        "loss": total / max(steps, 1),
+        "pictures_per_s": rows / taken_s,
+        "bytes_per_picture": (job.counts.num_bytes - num_bytes) / max(rows, 1),
+        "skipped": len(job.loader.skipped),
+    }
+
+
+def _accuracy(job: Job) -> float:
+    import torch
+
+    job.model.eval()
+    right = total = 0
+    with torch.inference_mode():
+        for x, y in job.loader:
+            right += int((job.model(x).argmax(1) == y).sum())
+            total += len(y)
+    return right / max(total, 1)
+
+
+def _model(file: JobFile) -> Any:
+    import torch
+
+    from headwater.model.freeze import freeze
+
+    model = build_model(file.model.name, file.model.arguments)
+    if file.model.weights:
+        path = file.path(file.model.weights)
+        try:
+            model.load_state_dict(torch.load(path, weights_only=True))
+        except Exception as error:
+            raise ConfigError(f"[model] weights {path} can't be loaded: {str(error)[:500]}") from error
+    if file.model.freeze_until:
+        freeze(model, until=file.model.freeze_until)
+    if not any(each.requires_grad for each in model.parameters()):
+        raise ConfigError("[model] nothing is left to train; freeze_until must name a later part of the model")
+    return model
+
+
+def _transforms(file: JobFile) -> Any:
+    if not isinstance(file.data.transforms, str):
+        return file.data.transforms
+    from importlib import import_module
+
+    module, _, function = file.data.transforms.partition(":")
+    try:
+        return getattr(import_module(module), function)()
+    except Exception as error:
+        raise ConfigError(f"[data] transforms = {file.data.transforms!r} must be a list, or package.module:FUNCTION "
+                          f"that returns them: {type(error).__name__}: {error}") from error  # fmt: skip
+
+
+def _optimizer(file: JobFile, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    import torch
+
+    if file.train.optimizer == "sgd":
+        return torch.optim.SGD(parameters, file.train.lr, momentum=file.train.momentum,
+                               weight_decay=file.train.weight_decay)  # fmt: skip
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[file.train.optimizer]
+    return kind(parameters, file.train.lr, weight_decay=file.train.weight_decay)
+
+
+def _write(path: Path, write: Any) -> None:
+    """Whole or not at all: a run that dies while saving keeps its last checkpoint."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".saving-")
+    os.close(handle)
+    try:
+        write(name)
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
