@@ -46,7 +46,7 @@ class Listing:
 
     def visible(self) -> np.ndarray:
         """Mask of the objects with no part of their key beginning with a dot."""
-        return np.logical_not(_mask(self.keys, r"(^|/)\."))
+        return np.asarray(~_mask(self.keys, r"(^|/)\."), dtype=bool)
 
     def pictures(self) -> np.ndarray:
         """Mask of the visible objects that end like a picture."""
@@ -55,7 +55,7 @@ class Listing:
     def ending(self, *suffixes: str) -> np.ndarray:
         """Mask of the visible objects with one of these endings."""
         endings = "|".join(suffix.lstrip(".").replace(".", r"\.") for suffix in suffixes)
-        return np.logical_and(self.visible(), _mask(self.keys, rf"(?i)\.({endings})$"))
+        return np.asarray(self.visible() & _mask(self.keys, rf"(?i)\.({endings})$"), dtype=bool)
 
 
 def _mask(keys: pa.LargeStringArray, pattern: str) -> np.ndarray:
