@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 try:
     import torch
@@ -30,6 +36,10 @@ else:
     TORCHVISION_OPS = torch.library.Library("torchvision", "DEF")
     TORCHVISION_OPS.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     TORCHVISION_OPS.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+# Caches of this session alone: a test never sees what an earlier run, or the user, left there.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="headwater-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 ROOT = Path(__file__).resolve().parents[1]
 _WEED_UP_S = 90.0  # about 4 s on an idle machine
@@ -142,3 +152,64 @@ def s3(weed: Weed, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in weed.env.items():
         monkeypatch.setenv(name, value)
     return f"s3://{weed.bucket()}"
+
+
+class NodeProcess:
+    """A real `headwater serve` in a process of its own."""
+
+    def __init__(self, *roots: str | Path, options: tuple[str, ...] = (), listen: str = "127.0.0.1:0") -> None:
+        command = [sys.executable, "-m", "headwater.cli", "serve", *map(str, roots), "--listen", listen, *options]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env={**os.environ, "COLUMNS": "1000"},
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        found = re.search(r"grpc://([\w.]+:\d+)", said)
+        if found is None:
+            self.end()
+            pytest.fail(f"the node did not start: {said}")
+        self.listen = found[1]
+        self.address = f"grpc://{self.listen}"
+
+    def kill(self) -> None:
+        """As the kernel would: at once, with nothing tidied up."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        """However it stands: gone afterwards."""
+        if self.process.poll() is None:
+            self.process.kill()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        self.process.wait()
+
+
+@pytest.fixture
+def start_node() -> Iterator[Callable[..., NodeProcess]]:
+    """Starts real nodes, and ends them after the test."""
+    nodes: list[NodeProcess] = []
+
+    def start(*roots: str | Path, **kwargs: Any) -> NodeProcess:
+        nodes.append(NodeProcess(*roots, **kwargs))
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        node.end()
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """50 small JPEGs in three class folders, each class with a colour of its own."""
+    root = tmp_path_factory.mktemp("pictures")
+    generator = np.random.default_rng(0)
+    for number in range(50):
+        folder = root / "abc"[number % 3]
+        folder.mkdir(exist_ok=True)
+        pixels = generator.integers(0, 156, (40 + number % 7, 52, 3), np.uint8)
+        pixels[..., number % 3] += 100
+        Image.fromarray(pixels).save(folder / f"{number:03d}.jpg", quality=90)
+    return root

@@ -1,0 +1,212 @@
+"""Each sample once an epoch, in the order that (fingerprint, seed, epoch) fixes, however a run is cut up and resumed."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.core.order import Order
+from headwater.data.samples import Samples
+from headwater.data.wire import Bad
+from headwater.errors import BadSampleError, ConfigError, DataError
+from headwater.train.loader import Loader
+from headwater.train.reply import Reply
+
+
+def listing(num_samples):
+    keys = [f"{number:05d}.jpg" for number in range(num_samples)]
+    labels = [number % 3 for number in range(num_samples)]
+    return Samples.build("file:///x", ("a", "b", "c"), keys=keys, sizes=[1] * num_samples,
+                         etags=[""] * num_samples, labels=labels)  # fmt: skip
+
+
+def source_without(bad):
+    """Replies whose one tensor is the sample's id; `bad` samples have no row."""
+
+    def replies(epoch, chunks):
+        for ids in chunks:
+            good = np.array([sample not in bad for sample in ids], bool)
+            missing = tuple(Bad(int(sample), f"{sample}.jpg", "broken") for sample in ids[~good])
+            yield Reply(good, [ids[good].copy()], missing)
+
+    return replies
+
+
+def loader(num_samples, batch_size=4, rank=0, world=1, bad=(), chunk_rows=5, on_bad="raise", drop_last=False, seed=3):
+    return Loader(listing(num_samples), source_without(frozenset(bad)), lambda tensors, ids: tensors[0].tolist(),
+                  batch_size=batch_size, seed=seed, shuffle=True, drop_last=drop_last, rank=rank, world=world,
+                  chunk_rows=chunk_rows, on_bad_sample=on_bad)  # fmt: skip
+
+
+def order_of(num_samples, epoch, seed=3):
+    return Order(num_samples, listing(num_samples).fingerprint, seed).epoch(epoch).tolist()
+
+
+sizes = {"num_samples": st.integers(1, 90), "batch_size": st.integers(1, 20), "chunk_rows": st.integers(1, 30)}
+
+
+@given(**sizes)
+def test_an_epoch_is_the_order_in_batches_with_its_labels(num_samples, batch_size, chunk_rows):
+    one = loader(num_samples, batch_size, chunk_rows=chunk_rows)
+    for epoch in range(2):
+        batches = list(one)
+        assert [sample for x, _ in batches for sample in x] == order_of(num_samples, epoch)
+        assert [label for _, y in batches for label in y.tolist()] == [s % 3 for x, _ in batches for s in x]
+        assert [len(x) for x, _ in batches[:-1]] == [batch_size] * (len(batches) - 1)
+        assert len(batches) == len(one)
+
+
+@given(**sizes, world=st.integers(1, 6))
+def test_trainers_share_an_epoch_without_loss_or_overlap(num_samples, batch_size, chunk_rows, world):
+    if num_samples < world:
+        return
+    parts = [list(loader(num_samples, batch_size, rank, world, chunk_rows=chunk_rows)) for rank in range(world)]
+    assert len({len(batches) for batches in parts}) == 1, "somebody would wait for ever"
+    seen = [sample for batches in parts for x, _ in batches for sample in x]
+    assert sorted(seen) == list(range(num_samples))
+
+
+@given(**sizes, data=st.data())
+def test_resume_and_resume_and_resume_visit_exactly_what_was_left(num_samples, batch_size, chunk_rows, data):
+    """Each leg runs on another number of trainers and with another batch size."""
+    state, seen, epochs = None, [], 2
+    for _ in range(200):
+        left = num_samples if state is None else num_samples - state["position"]
+        world = data.draw(st.integers(1, min(4, left)))
+        size = data.draw(st.sampled_from([batch_size, batch_size + 1]))
+        ranks = [loader(num_samples, size, rank, world, chunk_rows=chunk_rows) for rank in range(world)]
+        for each in ranks:
+            if state is not None:
+                each.load_state_dict(state)
+        steps = data.draw(st.integers(0, 4))
+        iterators = [iter(each) for each in ranks]
+        for _ in range(steps):
+            batches = [next(iterator, None) for iterator in iterators]
+            if batches[0] is None:
+                break
+            seen += [sample for x, _ in batches for sample in x]
+        states = [each.state_dict() for each in ranks]
+        assert all(each == states[0] for each in states)
+        if steps or state is not None:
+            state = states[0]
+        if state is not None and state["epoch"] == epochs:
+            break
+    else:
+        return  # the draws stood still; nothing to check at the end
+    assert seen == [sample for epoch in range(epochs) for sample in order_of(num_samples, epoch)]
+
+
+@given(**sizes, data=st.data())
+def test_skipped_samples_leave_full_batches_and_are_listed(num_samples, batch_size, chunk_rows, data):
+    bad = data.draw(st.sets(st.integers(0, num_samples - 1)))
+    one = loader(num_samples, batch_size, bad=bad, chunk_rows=chunk_rows, on_bad="skip")
+    batches = [x for x, _ in one]
+    assert [sample for x in batches for sample in x] == [s for s in order_of(num_samples, 0) if s not in bad]
+    assert all(len(x) == batch_size for x in batches[:-1])
+    assert {skipped.sample for skipped in one.skipped} == bad
+
+
+@given(**sizes, data=st.data())
+def test_a_run_that_skips_resumes_where_it_stood(num_samples, batch_size, chunk_rows, data):
+    bad = data.draw(st.sets(st.integers(0, num_samples - 1)))
+    one = loader(num_samples, batch_size, bad=bad, chunk_rows=chunk_rows, on_bad="skip")
+    iterator, seen = iter(one), []
+    for _ in range(data.draw(st.integers(0, 5))):
+        seen += next(iterator, ([], None))[0]
+    state = one.state_dict()
+    other = loader(num_samples, batch_size, bad=bad, chunk_rows=chunk_rows, on_bad="skip")
+    other.load_state_dict(state)
+    if state["epoch"] == 0:
+        seen += [sample for x, _ in other for sample in x]
+    assert seen == [s for s in order_of(num_samples, 0) if s not in bad]
+
+
+def test_a_bad_sample_stops_the_run_where_it_stands_and_names_the_way_out():
+    bad = order_of(20, 0)[9]
+    one = loader(20, 4, bad=[bad], chunk_rows=4)
+    iterator = iter(one)
+    assert len([next(iterator) for _ in range(2)]) == 2
+    with pytest.raises(BadSampleError, match='on_bad_sample="skip"'):
+        next(iterator)
+    assert one.state_dict()["position"] == 8
+
+
+def test_with_several_trainers_a_skip_shortens_one_batch_and_nobody_waits():
+    bad = [order_of(24, 0)[1]]
+    parts = [list(loader(24, 4, rank, 2, bad=bad, on_bad="skip")) for rank in range(2)]
+    assert [len(x) for x, _ in parts[0]] == [3, 4, 4]
+    assert [len(x) for x, _ in parts[1]] == [4, 4, 4]
+
+
+def test_a_trainer_left_with_nothing_says_so_instead_of_hanging_the_others():
+    bad = order_of(8, 0)[:2]
+    with pytest.raises(DataError, match="unreadable"):
+        list(loader(8, 2, 0, 2, bad=bad, on_bad="skip"))
+
+
+def test_each_iter_is_a_new_epoch_even_after_a_break():
+    one = loader(12, 4)
+    for _ in one:
+        break
+    assert [s for x, _ in one for s in x] == order_of(12, 1)
+
+
+def test_the_state_inside_the_loop_counts_the_batch_at_hand():
+    one = loader(12, 4)
+    positions = [one.state_dict()["position"] for _ in one]
+    assert positions == [4, 8, 0]
+    assert one.state_dict()["epoch"] == 1
+
+
+def test_an_old_iterator_does_not_move_a_loaded_position():
+    one = loader(12, 4)
+    old = iter(one)
+    next(old)
+    one.load_state_dict({**one.state_dict(), "position": 8})
+    next(old)
+    assert one.state_dict()["position"] == 8
+    assert [s for x, _ in one for s in x] == order_of(12, 0)[8:]
+
+
+def test_announcing_a_resumed_epoch_does_not_rewind_it():
+    one = loader(12, 4)
+    one.load_state_dict({**one.state_dict(), "position": 8})
+    one.set_epoch(0)
+    assert [s for x, _ in one for s in x] == order_of(12, 0)[8:]
+    one.set_epoch(5)
+    assert [s for x, _ in one for s in x] == order_of(12, 5)
+
+
+def test_drop_last_leaves_out_the_rest_and_the_state_goes_on_to_the_next_epoch():
+    one = loader(10, 4, drop_last=True)
+    assert [len(x) for x, _ in one] == [4, 4]
+    assert one.state_dict()["epoch"] == 1
+    assert [s for x, _ in one for s in x] == order_of(10, 1)[:8]
+
+
+@pytest.mark.parametrize("change", [{"seed": 9}, {"fingerprint": "x"}, {"num_samples": 7}, {"shuffle": False}])
+def test_a_state_of_another_run_is_refused_with_what_differs(change):
+    one = loader(12, 4)
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        one.load_state_dict({**one.state_dict(), **change})
+
+
+@pytest.mark.parametrize("state", [{}, None, [], {"epoch": 1}])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ConfigError, match="not a loader's state"):
+        loader(12, 4).load_state_dict(state)
+
+
+@pytest.mark.parametrize(("epoch", "position"), [(-1, 0), (0, -1), (0, 13), ("0", 0), (0, 1.5)])
+def test_a_place_that_does_not_exist_is_refused(epoch, position):
+    one = loader(12, 4)
+    with pytest.raises(ConfigError, match="no place"):
+        one.load_state_dict({**one.state_dict(), "epoch": epoch, "position": position})
+
+
+def test_workers_of_a_data_loader_are_refused_with_the_way_out():
+    from torch.utils.data import DataLoader
+
+    with pytest.raises(ConfigError, match="num_workers=0"):
+        list(DataLoader(loader(12, 4), batch_size=None, num_workers=1))
+    assert [s for x, _ in DataLoader(loader(12, 4), batch_size=None) for s in x] == order_of(12, 0)
