@@ -183,7 +183,7 @@ class Store:
                     f"{key} in {self._shown} has changed since it was listed: etag {found!r}, listed as "
                     f"{_bare(etag)!r}; list the data again (start a new job), or put the old object back"
                 )
-            data = result.buffer()
+            data = result.bytes()
         except FileNotFoundError:
             raise BadSampleError(key, f"is not in {self._shown}; put it back, or list the data again") from None
         except (BaseError, ValueError, OSError) as error:
