@@ -126,7 +126,10 @@ def test_a_parquet_manifest_is_read(class_folders: Path, label: list[Any], numbe
         ("cat/1.png,1\ndog/3.png,x\n", r'1 labels are not whole numbers .*line 2: "x"'),
         ("cat/1.png,1\ndog/3.png,-1\n", r'line 2: "-1"'),
         ("cat/1.png,1\ndog/3.png,99999999999\n", r"line 2"),
-        ("cat/1.png,1\ndog/3.png\n", r"1 rows do not have the 2 columns of the first: row 2"),
+        (
+            "cat/1.png,1\n\ndog/3.png\n\n1,2,3",
+            r"2 rows do not have the 2 columns of the first: line 3: .*line 5: '1,2,3'",
+        ),
         ("cat/1.png\n", r"can't tell the label"),
         ("a,b\n1,2\n", r"can't tell the path among its columns a, b; give path_column"),
     ],

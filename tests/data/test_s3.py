@@ -40,6 +40,14 @@ def test_list_read_range_size_and_missing(s3: str) -> None:
         store.read("none")
 
 
+@pytest.mark.parametrize("folder", ["my set", "é", "a+b=c&d"])
+def test_a_folder_with_an_unusual_name_is_read(s3: str, folder: str) -> None:
+    _bucket(s3).put(f"{folder}/x/1 2.png", b"1")
+    samples = list_samples(f"{s3}/{folder}")
+    assert samples.keys.to_pylist() == ["x/1 2.png"]
+    assert bytes(open_store(samples.url).read("x/1 2.png")) == b"1"
+
+
 def test_a_changed_object_is_refused_with_both_etags(s3: str) -> None:
     _bucket(s3).put("one", b"1")
     store = open_store(s3)

@@ -65,7 +65,9 @@ def test_a_missing_object_is_a_bad_sample_that_names_key_and_store(root: Path) -
     assert caught.value.key == "x/none"
 
 
-@pytest.mark.parametrize("key", ["../one", "x/../../one", "/etc/hostname", "", ".", "x//y", "x\\y", "x\0y", "k" * 5000])
+@pytest.mark.parametrize(
+    "key", ["../one", "x/../../one", "/etc/hostname", "", ".", "x//y", "x\\y", "x\0y", "\ud800", "k" * 5000]
+)
 def test_a_key_that_could_leave_its_root_is_refused(root: Path, key: str) -> None:
     assert key_fault(key)
     for call in (open_store(str(root)).read, open_store(str(root)).size):
@@ -116,6 +118,13 @@ def test_a_folder_that_is_not_there_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match=r"is a file"):
         open_store(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("name", [b"a\nb.jpg", b"\xff.jpg"])
+def test_a_file_name_that_can_be_no_key_is_named_when_listed(root: Path, name: bytes) -> None:
+    Path(os.fsdecode(os.fsencode(root) + b"/" + name)).write_bytes(b"")
+    with pytest.raises(StoreError, match=r"invalid path.*rename what is called so"):
+        _listed(open_store(str(root)))
 
 
 def test_secrets_in_urls_never_reach_a_message() -> None:

@@ -53,8 +53,8 @@ def key_fault(key: object) -> str | None:
         return f"the key has {len(key)} characters; the limit is {_MAX_KEY}"
     if key.startswith("/"):
         return "the key is absolute; keys are relative to the root"
-    if "\0" in key or "\\" in key:
-        return "the key has a NUL or a backslash"
+    if "\0" in key or "\\" in key or any("\ud800" <= letter <= "\udfff" for letter in key):
+        return "the key has a NUL, a backslash or a lone surrogate"
     if any(part in ("", ".", "..") for part in key.split("/")):
         return "the key has an empty part, '.' or '..'"
     return None
@@ -110,10 +110,11 @@ class Store:
             options: Any = dict(_TIMEOUT)
             if self.url.startswith("s3://"):
                 endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-                config: Any = {"virtual_hosted_style_request": False} if endpoint else {}
-                if endpoint:
-                    config["endpoint"] = endpoint
-                options["allow_http"] = endpoint.startswith("http://")
+                config: Any = {"endpoint": endpoint} if endpoint else {}
+                if endpoint.startswith("http://"):
+                    # A store of one's own: no certificate, and rarely a host name for each bucket.
+                    config["virtual_hosted_style_request"] = False
+                    options["allow_http"] = True
                 return obstores.S3Store.from_url(self.url, config=config, client_options=options, retry_config=_RETRY)
             return obstores.from_url(self.url, client_options=options, retry_config=_RETRY)
         except (BaseError, ValueError, OSError) as error:
@@ -182,7 +183,7 @@ class Store:
                     f"{key} in {self._shown} has changed since it was listed: etag {found!r}, listed as "
                     f"{_bare(etag)!r}; list the data again (start a new job), or put the old object back"
                 )
-            data = result.buffer()
+            data = result.bytes()
         except FileNotFoundError:
             raise BadSampleError(key, f"is not in {self._shown}; put it back, or list the data again") from None
         except (BaseError, ValueError, OSError) as error:
@@ -218,9 +219,11 @@ class Store:
             raise self._refusal(f"{key} can't be found", error) from None
 
     def _refusal(self, what: str, error: Exception) -> StoreError:
-        # obstore appends a dump of its internals after the first line.
-        first = redact(str(error).split("\n", 1)[0])[:500]
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        # obstore appends a dump of its internals after an empty line, and S3 a page of XML.
+        first = redact(str(error).split("\n\nDebug", 1)[0].split(": <?xml", 1)[0]).replace("\n", "\\n")[:500]
+        if "invalid path" in first.lower():
+            way_out = "rename what is called so: names are UTF-8 without control characters"
+        elif isinstance(error, PermissionDeniedError | UnauthenticatedError):
             way_out = "check the credentials (for s3://: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION)"
         elif self._root is not None:
             way_out = "check that the folder is there and may be read"

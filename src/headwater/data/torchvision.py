@@ -39,19 +39,25 @@ class _UnreadableError(Exception):
 def from_torchvision(compose: Any) -> tuple[Transforms, list[Any]]:
     """(the transforms that could be read, the callables after them that could not).
 
-    The remaining callables must run on the trainer: on float tensors if the transforms are `is_float`, on pictures if
-    not. A warning names the first of them. There can only be a remainder if what was read ends in a fixed size.
+    The remaining callables must run on the trainer: on float tensors if the transforms are `is_float`, else on PIL
+    pictures. A warning names the first one that could not be read. There can only be a remainder if what was read ends
+    in a fixed size.
     """
     steps = list(_flatten(compose))
     ops: list[Op] = []
     # Where the walk is: "picture" (PIL), "bytes" (a uint8 tensor) or "float".
     form = "picture"
+    to_bytes: list[Any] = []
     for place, step in enumerate(steps):
         try:
-            found, form = _read(step, form)
+            found, after = _read(step, form)
         except _UnreadableError as error:
-            rest = steps[place:]
-            return _with_rest(ops, rest, f"{_name(rest[0])}: {error}"), rest
+            # What was read ends in a picture, so the step that makes a tensor of it stays in front of the remainder.
+            rest = [*(to_bytes if form == "bytes" else ()), *steps[place:]]
+            return _with_rest(ops, rest, f"{_name(step)}: {error}"), rest
+        if (form, after) == ("picture", "bytes"):
+            to_bytes = [step]
+        form = after
         ops += found
     transforms = Transforms(ops)
     if not transforms.is_float:
@@ -64,8 +70,7 @@ def as_transforms(x: Any) -> Transforms:
     if isinstance(x, Transforms):
         return x
     if isinstance(x, list | tuple) and all(isinstance(step, Op | dict) for step in x):
-        read = [Transforms.from_json([step]).ops[-1] if isinstance(step, dict) else step for step in x]
-        return Transforms(read)
+        return Transforms.from_json([step if isinstance(step, dict) else step.to_json() for step in x])
     transforms, rest = from_torchvision(x)
     if rest:
         raise TransformError(

@@ -1,7 +1,7 @@
 """Layouts: how samples and labels lie in a store.
 
-Owns `list_samples` and the choice of a layout. Each layout is one file that turns a listing into `Samples`, and one
-line in each of the two places below. May import `headwater.data` and `headwater.errors`.
+Owns `list_samples` and the choice of a layout. Each layout is one file that turns a listing into `Samples`.
+May import `headwater.data` and `headwater.errors`.
 """
 
 from __future__ import annotations

@@ -43,8 +43,12 @@ class _Rows:
         """Where a row is, for a message. Lines are counted only when an error needs them."""
         if self.data is None:
             return f"row {row}"
-        filled = [number for number, line in enumerate(self.data.splitlines(), 1) if line]
-        return f"line {filled[row + (self.names is not None)]}"
+        return f"line {_line(self.data, row + (self.names is not None))}"
+
+
+def _line(data: bytes, row: int) -> int:
+    """The number of the line that holds a row, both counted as a reader of them would: lines from 1, rows from 0."""
+    return [number for number, line in enumerate(data.splitlines(), 1) if line][row]
 
 
 def read_table(listing: Listing, name: str, path_column: Column = None, label_column: Column = None) -> Samples:
@@ -112,9 +116,10 @@ def _from_csv(data: bytes, where: str) -> _Rows:
     except (pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{where}: not a text table in UTF-8: {str(error).splitlines()[0]}; write it again") from None
     if skipped:
-        faults = [f"row {row.number}: {row.actual_columns} columns ({row.text[:80]!r})" for row in skipped]
+        faults = [f"line {_line(data, row.number - 1)}: {row.text[:80]!r}" for row in skipped[:5]]
         raise LabelError(
-            f"{where}: {len(skipped):,} rows do not have the {len(header)} columns of the first: {some(faults)}; "
+            f"{where}: {len(skipped):,} rows do not have the {len(header)} columns of the first: "
+            f"{some(faults, len(skipped))}; "
             "correct them, or quote cells that have the delimiter in them"
         )
     has_header = not any(is_picture(cell) for cell in header)
