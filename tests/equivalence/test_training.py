@@ -22,7 +22,7 @@ AUGMENT = Transforms(
         Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     ]
 )
-BATCH, EPOCHS, SEED = 8, 2, 5
+BATCH, EPOCHS, SEED = 10, 2, 5
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def assert_same_training(found, expected):
     (losses, trained), (wanted, reference) = found, expected
     assert losses == pytest.approx(wanted, rel=1e-3)
     for name, tensor in reference.state_dict().items():
-        torch.testing.assert_close(trained.state_dict()[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+        torch.testing.assert_close(trained.state_dict()[name], tensor, rtol=1e-3, atol=1e-3, msg=name)
 
 
 def test_through_an_embedded_node(model, pictures, plain):
