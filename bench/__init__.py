@@ -1,0 +1,1 @@
+"""The benchmarks: one file a claim. `python -m bench --list` shows them; docs/benchmarks.md tells how to read them."""

@@ -1,0 +1,39 @@
+"""`python -m bench NAME [--quick] [--json]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+from rich.console import Console
+
+# name → what it claims
+BENCHMARKS = {
+    "path": "near-data pictures/s against a bare loop of Pillow and ONNX Runtime; bytes across against the JPEG's",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure a claim, both sides in one run.")
+    parser.add_argument("name", nargs="?", choices=BENCHMARKS, help="which benchmark")
+    parser.add_argument("--quick", action="store_true", help="fewer points, within four minutes on two cores")
+    parser.add_argument("--json", action="store_true", help="the last line of output is one JSON object")
+    parser.add_argument("--list", action="store_true", help="show the benchmarks")
+    arguments = parser.parse_args()
+    if arguments.list or not arguments.name:
+        for name, claim in BENCHMARKS.items():
+            print(f"{name:10} {claim}")
+        return 0
+    console = Console(stderr=arguments.json)
+    result = import_module(f"bench.{arguments.name}").run(quick=arguments.quick, console=console)
+    result.show(console)
+    for path in result.keep():
+        console.print(f"written: {path.relative_to(path.parents[2])}")
+    if arguments.json:
+        print(result.to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""What a benchmark hands back, and how it is shown and kept.
+
+Owns `Result`. Every number in it was measured in the run that made it; nothing here is computed from constants.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "results"
+
+
+@dataclass
+class Result:
+    """One run of one benchmark."""
+
+    name: str
+    quick: bool
+    numbers: dict[str, float]  # the keys of the contract
+    goals: dict[str, str]  # key → the goal in words, such as "≥ 0.85"
+    cases: list[dict[str, Any]]  # one a measured point
+    bound: str  # what the numbers could not exceed, and why
+    limited_by: str  # what held them there
+    notes: list[str] = field(default_factory=list)
+    draw: Callable[[Path], None] | None = None
+
+    def to_json(self) -> str:
+        return json.dumps({"name": self.name, "quick": self.quick, "cases": self.cases, **self.numbers})
+
+    def show(self, console: Console) -> None:
+        """For a person: cases, numbers against their goals, the bound, what limited."""
+        console.print(self._cases_table())
+        table = Table(
+            title=f"{self.name}{' (quick)' if self.quick else ''}: measured against the goal", title_justify="left"
+        )
+        for title in ("number", "measured", "goal"):
+            table.add_column(title, justify="left" if title == "number" else "right")
+        for key, value in self.numbers.items():
+            table.add_row(key, _plain(value), self.goals.get(key, "report"))
+        console.print(table)
+        console.print(f"bound: {self.bound}")
+        console.print(f"limited by: {self.limited_by}")
+        for note in self.notes:
+            console.print(f"note: {note}")
+
+    def keep(self) -> list[Path]:
+        """Write the result, and its picture, where the documents cite them from."""
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        command = f"python -m bench {self.name}{' --quick' if self.quick else ''}"
+        stem = f"{self.name}-quick" if self.quick else self.name
+        lines = [
+            f"# {self.name}",
+            "",
+            f"Made by `{command}`, Python {platform.python_version()}, {machine()}. Measured.",
+            "",
+        ]
+        lines += ["| number | measured | goal |", "|---|---|---|"]
+        lines += [
+            f"| `{key}` | {_plain(value)} | {self.goals.get(key, 'report')} |" for key, value in self.numbers.items()
+        ]
+        lines += ["", f"Bound: {self.bound}", "", f"Limited by: {self.limited_by}", ""]
+        lines += [f"- {note}" for note in self.notes]
+        keys = list(dict.fromkeys(key for case in self.cases for key in case))
+        lines += ["", "| " + " | ".join(keys) + " |", "|" + "---|" * len(keys)]
+        lines += ["| " + " | ".join(_plain(case.get(key, "")) for key in keys) + " |" for case in self.cases]
+        written = [FOLDER / f"{stem}.md", FOLDER / f"{stem}.json"]
+        if self.draw is not None:
+            picture = FOLDER / f"{stem}.png"
+            self.draw(picture)
+            written.append(picture)
+            lines[3:3] = ["", f"![{self.name}]({picture.name})"]
+        written[0].write_text("\n".join(lines) + "\n")
+        written[1].write_text(self.to_json() + "\n")
+        return written
+
+    def _cases_table(self) -> Table:
+        table = Table(title=f"{self.name}: every measured point", title_justify="left")
+        keys = list(dict.fromkeys(key for case in self.cases for key in case))
+        for key in keys:
+            table.add_column(key, justify="right")
+        for case in self.cases:
+            table.add_row(*(_plain(case.get(key, "")) for key in keys))
+        return table
+
+
+def machine() -> str:
+    """The machine in words that say what matters and no name."""
+    import os
+
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{os.cpu_count()} cores, {pages / 2**30:.0f} GiB, {platform.machine()}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
