@@ -55,7 +55,7 @@ def run(*, quick: bool, console: Console) -> Result:
         goals={"ratio_to_bare_loop": "≥ 0.85", "byte_reduction": "≥ 8"},
         cases=cases,
         bound="1.0: the bare loop does the same reads, decodes and inferences and nothing else",
-        limited_by="the cores: both sides keep all of them busy, and the near side runs the wire and the loader there, too",
+        limited_by="the cores: both sides keep all of them busy, and the near side has wire and loader there, too",
         notes=[
             f"{what}; EfficientNet-lite0, real weights, pooled features as fp16; node and trainer on the same cores",
             f"{num_bytes:,.0f} bytes a picture on the wire (requests and rows), {jpeg_bytes:,.0f} as a JPEG",
