@@ -113,3 +113,9 @@ def test_code_under_no_grad_stays_under_no_grad() -> None:
     near, model.fc.weight.grad = model.fc.weight.grad, None
     model(x).sum().backward()
     assert torch.allclose(near, model.fc.weight.grad)
+
+
+def test_a_prefix_counts_no_batch_for_the_batch_norm_behind_it(small: nn.Module, images: Tensor) -> None:
+    captured = capture(freeze(small, until="block.1"), (images,))
+    prefix_module(captured, find_cut(cuts(captured), "block.0"))(images)
+    assert small.block[1].num_batches_tracked == 0

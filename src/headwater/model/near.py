@@ -144,7 +144,7 @@ class NearModel(nn.Module):
             raise kind(f"rows were cut at {cut.name!r} (index {index}), which is no longer legal: {cut.why_not}")
         labels = dict(zip(here.alive(index), cut.boundary, strict=True))
         boundary = tuple(labels.get(node) or _spec(node) for node in crossing)
-        return _Suffix(suffix_from(here, index, crossing), boundary, _tensors_in_front(here, index))
+        return _Suffix(suffix_from(here, index, crossing), boundary, tensors_in_front(here, index))
 
 
 # What a copy or a pickle of a NearModel makes anew.
@@ -210,7 +210,7 @@ def _check_rows(rows: Rows, boundary: Boundary) -> None:
             )
 
 
-def _tensors_in_front(whole: Flow, index: int) -> tuple[str, ...]:
+def tensors_in_front(whole: Flow, index: int) -> tuple[str, ...]:
     seen: set[Node] = set()
     needed = [node for place in whole.places[:index] for node in whole.with_constants(place, seen)]
     return tuple(str(node.target) for node in needed if node.op == "get_attr")

@@ -30,12 +30,9 @@ def prefix_module(captured: Captured, cut: Cut) -> GraphModule:
     for node in whole.inputs:
         copies[node] = graph.placeholder(node.name)
     _clone_written(whole, graph, copies, whole.places[: cut.index])
-    for node in captured.graph_module.graph.nodes:
-        if is_check(node) or node in copies:
-            continue
-        if node.op == "output" or whole.ordinal.get(node, 0) > cut.index:
-            break
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+    for node in _until_place(whole, cut.index):
+        if not is_check(node) and node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in whole.alive(cut.index)))
     return _finish(captured, graph, "Prefix")
 
@@ -72,6 +69,14 @@ def suffix_from(whole: Flow, index: int, crossing: Sequence[Node]) -> GraphModul
             copies[node] = graph.node_copy(node, copies.__getitem__)
     _give_structure(captured, graph, len(crossing))
     return _finish(captured, graph, "Suffix")
+
+
+def _until_place(whole: Flow, index: int) -> list[Node]:
+    """The nodes up to and with place `index`. A buffer that is counted up just after it belongs to the suffix."""
+    if index == 0:
+        return []
+    nodes = list(whole.captured.graph_module.graph.nodes)
+    return nodes[: nodes.index(whole.places[index - 1]) + 1]
 
 
 def _require_legal(cut: Cut) -> None:
