@@ -25,7 +25,9 @@ from headwater.model.near import NearModel, Rows, tensors_in_front
 from headwater.model.ship import ship
 from headwater.model.split import prefix_module, suffix_module
 
+# Relative to the largest element of what is compared; a tensor whose elements are all below the floor counts as noise.
 TOLERANCE = 1e-4
+FLOOR = 1e-2
 NUM_CLASSES = 5
 
 
@@ -152,7 +154,7 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 def assert_close(found: Tensor, expected: Tensor, what: str) -> None:
     found, expected = found.detach(), expected.detach()
-    scale = max(1.0, float(expected.abs().max()))
+    scale = max(FLOOR, float(expected.abs().max()))
     assert float((found - expected).abs().max()) <= TOLERANCE * scale, what
 
 
@@ -214,8 +216,14 @@ def assert_training_is_the_same(it: Subject, cut: Cut) -> None:
     found = trained(near, lambda: near_model(rows))
     expected = trained(plain, lambda: plain(*it.inputs))
     assert found.keys() == expected.keys()
+    assert any(moved(it.model.state_dict()[name], wanted) for name, wanted in expected.items()), "nothing was trained"
     for name, wanted in expected.items():
         assert_close(found[name].double(), wanted.double(), f"{name} after five steps, cut at {cut.name}")
+
+
+def moved(before: Tensor, after: Tensor) -> bool:
+    """By so much that training differently would show."""
+    return after.is_floating_point() and float((after - before).abs().max()) > 100 * TOLERANCE * FLOOR
 
 
 def assert_onnx_equals_torch(it: Subject, cut: Cut, folder: Path) -> None:
