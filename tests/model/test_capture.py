@@ -79,3 +79,7 @@ def test_a_fixed_batch_size_is_an_error() -> None:
 def test_an_example_without_a_common_batch_is_refused(small: nn.Module, example: tuple[Tensor, ...]) -> None:
     with pytest.raises(CaptureError, match="Small"):
         capture(small, example)
+
+
+def test_a_large_example_is_not_held(small: nn.Module) -> None:
+    assert capture(small, (torch.randn(64, 3, 8, 8),)).example[0].shape == (4, 3, 8, 8)

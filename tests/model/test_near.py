@@ -205,3 +205,13 @@ def test_ddp_trains_the_near_model(captured: Captured, rows: Rows, tmp_path) -> 
 def test_autocast_reaches_the_suffix(captured: Captured, rows: Rows) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert NearModel(captured).eval()(rows).dtype == torch.bfloat16
+
+
+def test_one_row_in_front_of_a_training_batch_norm_is_refused_as_by_the_original() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    near = NearModel(capture(model, (torch.randn(4, 3),)))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        near(torch.randn(1, 3))
+    with pytest.raises(ModelError, match="1 is in training mode and a batch of one row"):
+        near(Rows((torch.randn(1, 3),), 0))
+    assert near.eval()(Rows((torch.randn(1, 3),), 0)).shape == (1, 4)

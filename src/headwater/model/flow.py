@@ -21,7 +21,9 @@ from headwater.model.capture import Captured
 FOREVER = 1 << 60
 
 # Composite operators that may hand back their own input without saying so in their schema.
-_MAYBE_SAME = frozenset({"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "type_as"})
+_MAYBE_SAME = frozenset(
+    {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "conj_physical", "type_as", "unsafe_chunk"}
+)
 _BATCH_NORMS = frozenset({"batch_norm", "_native_batch_norm_legit", "native_batch_norm", "cudnn_batch_norm"})
 
 
