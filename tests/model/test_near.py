@@ -104,12 +104,13 @@ def test_a_replaced_module_is_captured_anew(captured: Captured, rows: Rows, imag
     assert torch.allclose(near.eval()(rows), captured.model(images), atol=1e-6)
 
 
-def test_weights_loaded_in_front_of_the_cut_are_noticed(captured: Captured, rows: Rows) -> None:
+@pytest.mark.parametrize("assign", [False, True])
+def test_other_weights_in_front_of_the_cut_are_noticed(captured: Captured, rows: Rows, assign: bool) -> None:
     near, state = NearModel(captured), copy.deepcopy(captured.model.state_dict())
     captured.model.load_state_dict(state)
     near(rows)
-    state["conv1.weight"] += 1
-    captured.model.load_state_dict(state)
+    state["conv1.weight"] = state["conv1.weight"] + 1
+    captured.model.load_state_dict(state, assign=assign)
     with pytest.raises(ModelError, match=r"conv1\.weight is in front of the cut and has changed"):
         near(rows)
 

@@ -162,7 +162,7 @@ def is_random(node: Node) -> bool:
         return False
     if torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    switches = (("train", True), ("training", True), ("dropout_p", 1.0))
+    switches = (("train", True), ("training", True), ("dropout_p", 1.0), ("p", 1.0))
     return all(bool(argument(node, name, default)) for name, default in switches)
 
 

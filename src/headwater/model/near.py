@@ -124,14 +124,17 @@ class NearModel(nn.Module):
     def _follow_replaced_tensors(self) -> None:
         """`.to(device)` and `load_state_dict(assign=True)` give a model new tensors: the suffixes take them over."""
         replaced = self._census.replaced()
+        if replaced == {}:
+            return
+        self._stamps.doubt()
         if replaced is None:
             self._forget()
-        elif replaced:
-            modules = [flow.captured.graph_module for flow in self._flows.values()]
-            for module in (*modules, *(suffix.module for suffix in self._suffixes.values())):
-                for name, tensor in replaced.items():
-                    _rebind(module, name, tensor)
-            self._census = Census.of(self.original)
+            return
+        graphs = [whole.captured.graph_module for whole in self._flows.values()]
+        for graph in (*graphs, *(suffix.module for suffix in self._suffixes.values())):
+            for name, tensor in replaced.items():
+                _rebind(graph, name, tensor)
+        self._census = Census.of(self.original)
 
     def _make_suffix(self, index: int, modes: tuple[bool, ...], device: torch.device) -> _Suffix:
         here = self._flows.get((modes, device))
