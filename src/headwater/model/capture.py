@@ -26,6 +26,8 @@ Modes = tuple[tuple[str, bool], ...]
 _NOISE = ("For more", "For extended", "For C++", "If you suspect", "The error above", "consider using", "Caused by:")
 _MESSAGE_LINES = 6
 
+MAX_EXAMPLE_ROWS = 4
+
 
 @dataclass(frozen=True, eq=False)
 class Captured:
@@ -46,7 +48,7 @@ def modes_of(model: nn.Module) -> Modes:
 def capture(model: nn.Module, example: tuple[Tensor, ...]) -> Captured:
     """Capture `model` in the modes it is in, for any batch size. `example` has one tensor for each input."""
     kind = type(model).__name__
-    example = _at_least_two_rows(kind, example)
+    example = _few_rows(kind, example)
     try:
         with quiet(), _neutral():
             graph_module = export(model, example, dynamic_shapes=_dynamic_batch(model, example)).module()
@@ -69,8 +71,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _at_least_two_rows(kind: str, example: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """torch.export takes a batch of one for a fixed size, so a lone row is doubled."""
+def _few_rows(kind: str, example: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Two to four rows of our own: torch.export takes a batch of one for a fixed size, and more rows only cost."""
     if not example or any(not isinstance(tensor, Tensor) or tensor.dim() == 0 for tensor in example):
         raise CaptureError(
             f"{kind}: the example has to be a tuple of tensors with a batch dimension, not {example!r:.80}"
@@ -82,9 +84,9 @@ def _at_least_two_rows(kind: str, example: tuple[Tensor, ...]) -> tuple[Tensor, 
             raise CaptureError(
                 f"{kind}: an input of {dtype_name(tensor.dtype)} can't be sent; use one of {', '.join(ITEM_BYTES)}"
             )
-    if example[0].shape[0] > 1:
-        return tuple(tensor.detach() for tensor in example)
-    return tuple(torch.cat([tensor.detach(), tensor.detach()]) for tensor in example)
+    with torch.inference_mode(False):  # a tensor made in inference mode can't be exported, its clone can
+        few = tuple(tensor.detach()[:MAX_EXAMPLE_ROWS].clone() for tensor in example)
+        return tuple(torch.cat([tensor, tensor]) for tensor in few) if few[0].shape[0] == 1 else few
 
 
 def _dynamic_batch(model: nn.Module, example: tuple[Tensor, ...]) -> dict[str, Any]:

@@ -80,8 +80,9 @@ class Stamps:
 
     def check(self, census: Census, names: tuple[str, ...]) -> None:
         """Fail if one of the tensors named is trainable by now, or has other values."""
+        tensors, versions = census.tensors, self._versions
         for name in names:
-            tensor = census.tensors.get(name)
+            tensor = tensors.get(name)
             if tensor is None:
                 continue  # a constant of the graph, not of the model
             if tensor.requires_grad:
@@ -89,8 +90,12 @@ class Stamps:
                     f"{name} became trainable, but it is in front of the cut and runs near the data: freeze it again, "
                     "or start a job with an earlier cut"
                 )
-            if _version(tensor) != self._versions.get(name):
+            if _version(tensor) != versions.get(name):
                 self._compare(name, tensor)
+
+    def doubt(self) -> None:
+        """Compare values at the next check: a new tensor counts its writes from zero again."""
+        self._versions.clear()
 
     def _compare(self, name: str, tensor: Tensor) -> None:
         before, now = self._prints.get(name), _fingerprint(tensor)
@@ -105,7 +110,10 @@ class Stamps:
 
 def _version(tensor: Tensor) -> int:
     """Counts the in-place writes to a tensor; tensors made in inference mode don't count, and can't be written to."""
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        return 0
 
 
 def _fingerprint(tensor: Tensor) -> tuple[float, float]:

@@ -21,7 +21,9 @@ from headwater.model.capture import Captured
 FOREVER = 1 << 60
 
 # Composite operators that may hand back their own input without saying so in their schema.
-_MAYBE_SAME = frozenset({"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "type_as"})
+_MAYBE_SAME = frozenset(
+    {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "conj_physical", "type_as", "unsafe_chunk"}
+)
 _BATCH_NORMS = frozenset({"batch_norm", "_native_batch_norm_legit", "native_batch_norm", "cudnn_batch_norm"})
 
 
@@ -160,7 +162,7 @@ def is_random(node: Node) -> bool:
         return False
     if torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    switches = (("train", True), ("training", True), ("dropout_p", 1.0))
+    switches = (("train", True), ("training", True), ("dropout_p", 1.0), ("p", 1.0))
     return all(bool(argument(node, name, default)) for name, default in switches)
 
 

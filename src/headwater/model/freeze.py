@@ -44,7 +44,7 @@ def freeze(model: M, until: str | None = None) -> M:
 def keep_frozen(model: nn.Module) -> None:
     """Put the frozen modules of `model` back into eval mode."""
     for module in model.modules():
-        if module.training and getattr(module, _EVAL, False):
+        if module.training and is_frozen(module):
             module.training = False
 
 
@@ -55,7 +55,7 @@ def keep_frozen_hook(module: nn.Module, args: Any) -> None:
 
 def is_frozen(module: nn.Module) -> bool:
     """Whether `freeze` holds this module in eval mode."""
-    return bool(getattr(module, _EVAL, False))
+    return _EVAL in module.__dict__  # asked at every step; a plain getattr would search parameters and children
 
 
 def _thaw(model: nn.Module) -> None:

@@ -20,7 +20,7 @@ from headwater.errors import ImpureError, ModelError
 from headwater.model.capture import Captured, capture, dtype_name
 from headwater.model.census import Census, Stamps
 from headwater.model.cuts import cuts
-from headwater.model.flow import Flow, flow, module_path
+from headwater.model.flow import Flow, flow, module_path, uses_batch_statistics
 from headwater.model.split import suffix_from
 
 
@@ -64,11 +64,12 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class _Suffix:
-    """What is behind a cut, and the tensors in front of it that must stay as they were shipped."""
+    """What is behind a cut, the tensors in front of it that must stay as they were shipped, and what one row breaks."""
 
     module: GraphModule
     boundary: Boundary
     in_front: tuple[str, ...]
+    lone_row_fault: str
 
 
 class NearModel(nn.Module):
@@ -116,21 +117,24 @@ class NearModel(nn.Module):
         suffix = self._suffixes.get(key)
         if suffix is None:
             suffix = self._suffixes[key] = self._make_suffix(*key)
-        _check_rows(rows, suffix.boundary)
+        _check_rows(rows, suffix)
         self._stamps.check(self._census, suffix.in_front)
         return suffix.module
 
     def _follow_replaced_tensors(self) -> None:
         """`.to(device)` and `load_state_dict(assign=True)` give a model new tensors: the suffixes take them over."""
         replaced = self._census.replaced()
+        if replaced == {}:
+            return
+        self._stamps.doubt()
         if replaced is None:
             self._forget()
-        elif replaced:
-            modules = [flow.captured.graph_module for flow in self._flows.values()]
-            for module in (*modules, *(suffix.module for suffix in self._suffixes.values())):
-                for name, tensor in replaced.items():
-                    _rebind(module, name, tensor)
-            self._census = Census.of(self.original)
+            return
+        graphs = [whole.captured.graph_module for whole in self._flows.values()]
+        for graph in (*graphs, *(suffix.module for suffix in self._suffixes.values())):
+            for name, tensor in replaced.items():
+                _rebind(graph, name, tensor)
+        self._census = Census.of(self.original)
 
     def _make_suffix(self, index: int, modes: tuple[bool, ...], device: torch.device) -> _Suffix:
         here = self._flows.get((modes, device))
@@ -144,7 +148,8 @@ class NearModel(nn.Module):
             raise kind(f"rows were cut at {cut.name!r} (index {index}), which is no longer legal: {cut.why_not}")
         labels = dict(zip(here.alive(index), cut.boundary, strict=True))
         boundary = tuple(labels.get(node) or _spec(node) for node in crossing)
-        return _Suffix(suffix_from(here, index, crossing), boundary, _tensors_in_front(here, index))
+        module = suffix_from(here, index, crossing)
+        return _Suffix(module, boundary, tensors_in_front(here, index), _lone_row_fault(here, index))
 
 
 # What a copy or a pickle of a NearModel makes anew.
@@ -178,7 +183,7 @@ def _same_place(reference: _Described, here: Flow, index: int) -> tuple[Node, ..
         if theirs != found:
             raise ModelError(
                 f"in its present modes the model computes {found} where the prefix that was shipped computes {theirs}; "
-                "keep the part in front of the cut in the modes it was captured in: hw.freeze(model, until=...)"
+                "keep what is in front of the cut in the modes it was captured in (hw.freeze does), or cut earlier"
             )
     earlier = (*here.inputs, *here.places[:index])
     last_use = reference.last_use[: reference.num_inputs + index]
@@ -197,7 +202,8 @@ def _spec(node: Node) -> TensorSpec:
     return TensorSpec(node.name, tuple(int(size) for size in value.shape[1:]), dtype_name(value.dtype))
 
 
-def _check_rows(rows: Rows, boundary: Boundary) -> None:
+def _check_rows(rows: Rows, suffix: _Suffix) -> None:
+    boundary = suffix.boundary
     if len(rows.tensors) != len(boundary):
         raise ModelError(
             f"rows from cut {rows.cut} carry {len(rows.tensors)} tensors, the suffix takes {len(boundary)}"
@@ -208,9 +214,25 @@ def _check_rows(rows: Rows, boundary: Boundary) -> None:
                 f"rows from cut {rows.cut}: {spec.name} came as {dtype_name(tensor.dtype)}{list(tensor.shape[1:])}, "
                 f"the suffix takes {spec}"
             )
+    if suffix.lone_row_fault and len(rows) == 1:
+        raise ModelError(suffix.lone_row_fault)
 
 
-def _tensors_in_front(whole: Flow, index: int) -> tuple[str, ...]:
+def _lone_row_fault(whole: Flow, index: int) -> str:
+    """PyTorch's batch-norm refuses to learn from one value a channel; that check is Python and not in the graph."""
+    for place in whole.places[index:]:
+        if uses_batch_statistics(place):
+            shape = place.all_input_nodes[0].meta["val"].shape
+            if len(shape) < 3 or all(size == 1 for size in shape[2:]):
+                path = module_path(place) or "the model"
+                return (
+                    f"{path} is in training mode and a batch of one row gives it one value a channel: drop the last "
+                    "incomplete batch, or put it into eval mode"
+                )
+    return ""
+
+
+def tensors_in_front(whole: Flow, index: int) -> tuple[str, ...]:
     seen: set[Node] = set()
     needed = [node for place in whole.places[:index] for node in whole.with_constants(place, seen)]
     return tuple(str(node.target) for node in needed if node.op == "get_attr")

@@ -21,10 +21,8 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.export import Dim
 from torch.fx import GraphModule
 
 from headwater.core.spec import Boundary
@@ -100,8 +98,8 @@ def _key(prefix: GraphModule, inputs: Boundary, outputs: Boundary) -> str:
     return digest.hexdigest()
 
 
-def _bytes_of(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _find(folder: Path, key: str) -> Path | None:
@@ -128,7 +126,7 @@ def _export(prefix: GraphModule, captured: Captured, cut: Cut, outputs: Boundary
                     captured.example,
                     scratch,
                     dynamo=True,
-                    dynamic_shapes=tuple({0: Dim.DYNAMIC} for _ in captured.example),
+                    dynamic_shapes=tuple({0: "batch"} for _ in captured.example),
                     input_names=[spec.name for spec in captured.inputs],
                     output_names=[spec.name for spec in outputs],
                     external_data=False,

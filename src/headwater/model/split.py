@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
-from headwater.errors import ModelError
+from headwater.errors import ImpureError, ModelError
 from headwater.model.capture import Captured
 from headwater.model.cuts import Cut
 from headwater.model.flow import Flow, flow, is_check, is_size, written
@@ -23,26 +23,23 @@ from headwater.model.flow import Flow, flow, is_check, is_size, written
 
 def prefix_module(captured: Captured, cut: Cut) -> GraphModule:
     """The model up to `cut`: its inputs → the tuple of tensors that cross."""
+    _require_legal(cut)
     whole = flow(captured)
-    _require_rows(cut)
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in whole.inputs:
         copies[node] = graph.placeholder(node.name)
     _clone_written(whole, graph, copies, whole.places[: cut.index])
-    for node in captured.graph_module.graph.nodes:
-        if is_check(node) or node in copies:
-            continue
-        if node.op == "output" or whole.ordinal.get(node, 0) > cut.index:
-            break
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+    for node in _until_place(whole, cut.index):
+        if not is_check(node) and node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in whole.alive(cut.index)))
     return _finish(captured, graph, "Prefix")
 
 
 def suffix_module(captured: Captured, cut: Cut) -> GraphModule:
     """The model after `cut`: the tensors that cross → the model's output, in the model's own structure."""
-    _require_rows(cut)
+    _require_legal(cut)
     whole = flow(captured)
     return suffix_from(whole, cut.index, whole.alive(cut.index))
 
@@ -74,9 +71,18 @@ def suffix_from(whole: Flow, index: int, crossing: Sequence[Node]) -> GraphModul
     return _finish(captured, graph, "Suffix")
 
 
-def _require_rows(cut: Cut) -> None:
-    if not cut.boundary:
-        raise ModelError(f"cut {cut.name!r} (index {cut.index}) can't divide the model: {cut.why_not}")
+def _until_place(whole: Flow, index: int) -> list[Node]:
+    """The nodes up to and with place `index`. A buffer that is counted up just after it belongs to the suffix."""
+    if index == 0:
+        return []
+    nodes = list(whole.captured.graph_module.graph.nodes)
+    return nodes[: nodes.index(whole.places[index - 1]) + 1]
+
+
+def _require_legal(cut: Cut) -> None:
+    if not cut.legal:
+        kind = ImpureError if cut.impure else ModelError
+        raise kind(f"cut {cut.name!r} (index {cut.index}) can't divide the model: {cut.why_not}")
 
 
 def _clone_written(whole: Flow, graph: Graph, copies: dict[Node, Node], places: Sequence[Node]) -> None:
@@ -96,9 +102,5 @@ def _give_structure(captured: Captured, graph: Graph, num_rows: int) -> None:
 
 
 def _finish(captured: Captured, graph: Graph, name: str) -> GraphModule:
-    module = GraphModule(captured.graph_module, graph, class_name=name)
-    graph = module.graph
-    graph.eliminate_dead_code()
-    module.recompile()
-    module.delete_all_unused_submodules()
-    return module
+    graph.eliminate_dead_code()  # first: a GraphModule takes over every tensor that its graph mentions
+    return GraphModule(captured.graph_module, graph, class_name=name)
