@@ -13,12 +13,12 @@ from headwater.core.spec import TensorSpec
 from headwater.errors import ImpureError, ModelError, PlanError
 
 
-def cut(index, name, size, legal=True, why_not=""):
-    return Cut(index, name, (TensorSpec("t", (size,), "float32"),), legal, why_not, 10 * index, 40 * index)
+def cut(index, name, size, legal=True, why_not="", **more):
+    return Cut(index, name, (TensorSpec("t", (size,), "float32"),), legal, why_not, 10 * index, 40 * index, **more)
 
 
 CUTS = (cut(0, "input", 100), cut(1, "conv", 400), cut(2, "pool", 10), cut(3, "flat", 10),
-        cut(4, "head", 2, legal=False, why_not="head.weight is trainable"))  # fmt: skip
+        cut(4, "head", 2, legal=False, why_not="head.weight is trainable", impure=True))  # fmt: skip
 
 
 def faults_of(plan):

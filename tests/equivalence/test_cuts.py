@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from headwater.core.cut import Cut, find_cut, legal_cuts
 from headwater.model.capture import Captured, capture
-from headwater.model.cuts import Cut, cuts, find_cut, legal_cuts
+from headwater.model.cuts import cuts
 from headwater.model.flow import flow, module_path
 from headwater.model.near import NearModel, Rows, tensors_in_front
 from headwater.model.ship import ship

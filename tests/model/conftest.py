@@ -1,16 +1,10 @@
-"""What the model tests share: torchvision beside a CPU-only torch, one thread, one small network."""
+"""What the model tests share: one thread, one small network."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import Tensor, nn
-
-if not hasattr(torch.ops.torchvision, "nms"):
-    # torchvision's Python side asks for these operators when it is imported; its compiled side needs a CUDA build.
-    _operators = torch.library.Library("torchvision", "FRAGMENT")
-    for _name in ("nms", "qnms"):
-        _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 class Small(nn.Module):

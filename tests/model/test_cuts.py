@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headwater.core.cut import Cut, find_cut, legal_cuts, smallest_cut
 from headwater.core.spec import TensorSpec
 from headwater.errors import ImpureError, ModelError
 from headwater.model.capture import capture
-from headwater.model.cuts import Cut, cuts, find_cut, legal_cuts, smallest_cut
+from headwater.model.cuts import cuts
 from headwater.model.freeze import freeze
 
 

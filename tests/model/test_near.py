@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headwater.core.cut import find_cut
 from headwater.errors import ImpureError, ModelError
 from headwater.model import near as near_module
 from headwater.model.capture import Captured, capture
-from headwater.model.cuts import cuts, find_cut
+from headwater.model.cuts import cuts
 from headwater.model.freeze import freeze
 from headwater.model.near import NearModel, Rows
 from headwater.model.split import prefix_module

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headwater.core.cut import Cut, find_cut
 from headwater.errors import ImpureError, ModelError
 from headwater.model import ship as ship_module
 from headwater.model.capture import Captured, capture
-from headwater.model.cuts import Cut, cuts, find_cut
+from headwater.model.cuts import cuts
 from headwater.model.freeze import freeze
 from headwater.model.ship import default_cache, ship
 from headwater.model.split import prefix_module

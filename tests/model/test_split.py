@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headwater.core.cut import Cut, find_cut, legal_cuts
 from headwater.errors import ModelError
 from headwater.model.capture import Captured, capture
-from headwater.model.cuts import Cut, cuts, find_cut, legal_cuts
+from headwater.model.cuts import cuts
 from headwater.model.freeze import freeze
 from headwater.model.split import prefix_module, suffix_module
 

@@ -16,7 +16,11 @@ from headwater.errors import ImpureError, ModelError
 
 @dataclass(frozen=True)
 class Cut:
-    """A position in the model's topological order. Index 0 is in front of the first operation."""
+    """A cut after place `index`; 0 is in front of the first operator. `why_not` is empty for a legal cut.
+
+    `also` has the inner modules that end at the same place; `impure` tells an impure prefix from a boundary that can't
+    be sent as rows. `boundary` is empty where what crosses is no set of rows.
+    """
 
     index: int
     name: str
@@ -25,33 +29,58 @@ class Cut:
     why_not: str
     prefix_params: int
     prefix_bytes: int
+    also: tuple[str, ...] = ()
+    impure: bool = False
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row at this boundary, uncompressed."""
+        """Bytes of one row of the boundary, uncompressed."""
         return row_bytes(self.boundary)
 
 
-def legal_cuts(cuts: Sequence[Cut]) -> tuple[Cut, ...]:
-    """The cuts whose prefix may run away from the trainer."""
-    return tuple(cut for cut in cuts if cut.legal)
+def legal_cuts(all_cuts: Sequence[Cut]) -> tuple[Cut, ...]:
+    return tuple(cut for cut in all_cuts if cut.legal)
 
 
-def smallest_cut(cuts: Sequence[Cut]) -> Cut:
-    """The legal cut with the fewest bytes per row; among equals the latest, which leaves the trainer least to do."""
-    return min(legal_cuts(cuts), key=lambda cut: (cut.row_bytes, -cut.index))
+def smallest_cut(all_cuts: Sequence[Cut]) -> Cut:
+    """The legal cut with the fewest bytes a row; of several the latest, which leaves the trainer the least to do."""
+    legal = legal_cuts(all_cuts)
+    if not legal:
+        raise ModelError(f"the model has no legal cut, not even at its input: {all_cuts[0].why_not}")
+    return min(legal, key=lambda cut: (cut.row_bytes, -cut.index))
 
 
-def find_cut(cuts: Sequence[Cut], wanted: str | int) -> Cut:
-    """The cut with this name or index, if it is legal."""
-    matches = [cut for cut in cuts if wanted in (cut.index, cut.name)]
-    if not matches:
-        names = [cut.name for cut in cuts if cut.legal]
-        close = difflib.get_close_matches(str(wanted), names, n=5, cutoff=0.3) or names[-5:]
-        raise ModelError(
-            f"no cut {wanted!r}; it must be an index from 0 to {len(cuts) - 1} or a name, such as {', '.join(close)} "
-            f"(`headwater cuts MODEL` lists all)"
-        )
-    if not matches[0].legal:
-        raise ImpureError(f"cut {matches[0].name!r} can't be used: {matches[0].why_not}")
-    return matches[0]
+def find_cut(all_cuts: Sequence[Cut], name_or_index: str | int) -> Cut:
+    """The legal cut of that name (of a module that ends there) or index."""
+    cut = _look_up(all_cuts, name_or_index)
+    if cut.legal:
+        return cut
+    last = max((other for other in legal_cuts(all_cuts) if other.index < cut.index), default=None, key=_index)
+    before = f"; the last legal cut before it is {last.name!r}" if last else ""
+    raise refusal(cut, f"{cut.why_not}{before}")
+
+
+def refusal(cut: Cut, why: str) -> ModelError:
+    """The error that tells why a cut can't be used."""
+    kind = ImpureError if cut.impure else ModelError
+    return kind(f"cut {cut.name!r} (index {cut.index}): {why}")
+
+
+def _index(cut: Cut) -> int:
+    return cut.index
+
+
+def _look_up(all_cuts: Sequence[Cut], name_or_index: str | int) -> Cut:
+    if isinstance(name_or_index, int):
+        if not 0 <= name_or_index < len(all_cuts):
+            raise ModelError(f"cut {name_or_index}: this model has the cuts 0 to {len(all_cuts) - 1}")
+        return all_cuts[name_or_index]
+    by_name = {cut.name: cut for cut in all_cuts}
+    for cut in all_cuts:
+        for name in cut.also:
+            by_name.setdefault(name, cut)
+    if name_or_index in by_name:
+        return by_name[name_or_index]
+    close = difflib.get_close_matches(name_or_index, by_name, n=5, cutoff=0.4)
+    hint = f"close names: {', '.join(close)}" if close else "`headwater cuts MODEL` lists the names"
+    raise ModelError(f"no cut is named {name_or_index!r}; {hint}")

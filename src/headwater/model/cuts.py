@@ -1,22 +1,20 @@
 """Cuts: every place where a captured model can be divided, what would cross there, and whether that is allowed.
 
-Owns `Cut`, `cuts`, `find_cut`, `legal_cuts` and `smallest_cut`: the one file that says what is legal. A prefix may
-run near the data if it is pure: nothing trainable, nothing random, nothing that depends on its batch or changes the
-model. What crosses must come as rows, so the batch leads every tensor of a boundary. May import core, errors, torch.
+Owns `cuts`: the one file that says what is legal; `core.cut` has the form of the result. A prefix may run near the
+data if it is pure: nothing trainable, nothing random, nothing that depends on its batch or changes the model. What
+crosses must come as rows, so the batch leads every tensor of a boundary. May import core, errors, torch.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec, row_bytes
-from headwater.errors import ImpureError, ModelError
+from headwater.core.cut import Cut
+from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec
 from headwater.model.capture import Captured, dtype_name
 from headwater.model.flow import (
     Flow,
@@ -29,30 +27,6 @@ from headwater.model.flow import (
     op_name,
     uses_batch_statistics,
 )
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A cut after place `index`; 0 is in front of the first operator. `why_not` is empty for a legal cut.
-
-    `also` has the inner modules that end at the same place; `impure` tells an impure prefix from a boundary that can't
-    be sent as rows. `boundary` is empty where what crosses is no set of rows.
-    """
-
-    index: int
-    name: str
-    boundary: Boundary
-    legal: bool
-    why_not: str
-    prefix_params: int
-    prefix_bytes: int
-    also: tuple[str, ...] = ()
-    impure: bool = False
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row of the boundary, uncompressed."""
-        return row_bytes(self.boundary)
 
 
 def cuts(captured: Captured) -> tuple[Cut, ...]:
@@ -68,49 +42,6 @@ def cuts(captured: Captured) -> tuple[Cut, ...]:
             Cut(index, names[index], boundary, not why_not, why_not, *weights, also=also[index], impure=bool(purity))
         )
     return tuple(found)
-
-
-def legal_cuts(all_cuts: Sequence[Cut]) -> tuple[Cut, ...]:
-    return tuple(cut for cut in all_cuts if cut.legal)
-
-
-def smallest_cut(all_cuts: Sequence[Cut]) -> Cut:
-    """The legal cut with the fewest bytes a row; of several the latest, which leaves the trainer the least to do."""
-    legal = legal_cuts(all_cuts)
-    if not legal:
-        raise ModelError(f"the model has no legal cut, not even at its input: {all_cuts[0].why_not}")
-    return min(legal, key=lambda cut: (cut.row_bytes, -cut.index))
-
-
-def find_cut(all_cuts: Sequence[Cut], name_or_index: str | int) -> Cut:
-    """The legal cut of that name (of a module that ends there) or index."""
-    cut = _look_up(all_cuts, name_or_index)
-    if cut.legal:
-        return cut
-    last = max((other for other in legal_cuts(all_cuts) if other.index < cut.index), default=None, key=_index)
-    before = f"; the last legal cut before it is {last.name!r}" if last else ""
-    kind = ImpureError if cut.impure else ModelError
-    raise kind(f"cut {cut.name!r} (index {cut.index}): {cut.why_not}{before}")
-
-
-def _index(cut: Cut) -> int:
-    return cut.index
-
-
-def _look_up(all_cuts: Sequence[Cut], name_or_index: str | int) -> Cut:
-    if isinstance(name_or_index, int):
-        if not 0 <= name_or_index < len(all_cuts):
-            raise ModelError(f"cut {name_or_index}: this model has the cuts 0 to {len(all_cuts) - 1}")
-        return all_cuts[name_or_index]
-    by_name = {cut.name: cut for cut in all_cuts}
-    for cut in all_cuts:
-        for name in cut.also:
-            by_name.setdefault(name, cut)
-    if name_or_index in by_name:
-        return by_name[name_or_index]
-    close = difflib.get_close_matches(name_or_index, by_name, n=5, cutoff=0.4)
-    hint = f"close names: {', '.join(close)}" if close else "`headwater cuts MODEL` lists the names"
-    raise ModelError(f"no cut is named {name_or_index!r}; {hint}")
 
 
 def _names(graph: Flow) -> tuple[list[str], list[tuple[str, ...]]]:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from headwater.core.cut import refusal
 from headwater.core.spec import Boundary, TensorSpec
-from headwater.errors import ImpureError, ModelError
+from headwater.errors import ModelError
 from headwater.model.capture import Captured, capture, dtype_name
 from headwater.model.census import Census, Stamps
 from headwater.model.cuts import cuts
@@ -101,7 +102,7 @@ class NearModel(nn.Module):
         return {name: value for name, value in self.__dict__.items() if name not in _CACHES}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         self._forget()
 
     def _forget(self) -> None:
@@ -144,8 +145,7 @@ class NearModel(nn.Module):
         crossing = _same_place(self._described, here, index)
         cut = cuts(here.captured)[index]
         if not cut.legal:
-            kind = ImpureError if cut.impure else ModelError
-            raise kind(f"rows were cut at {cut.name!r} (index {index}), which is no longer legal: {cut.why_not}")
+            raise refusal(cut, f"rows were cut there, and it is no longer legal: {cut.why_not}")
         labels = dict(zip(here.alive(index), cut.boundary, strict=True))
         boundary = tuple(labels.get(node) or _spec(node) for node in crossing)
         module = suffix_from(here, index, crossing)

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from headwater.core.cut import Cut, refusal
 from headwater.core.spec import Boundary
 from headwater.errors import ImpureError, ModelError
 from headwater.model.capture import Captured, first_lines
-from headwater.model.cuts import Cut
 from headwater.model.quiet import quiet
 from headwater.model.split import prefix_module
 
@@ -60,8 +60,7 @@ def default_cache() -> Path:
 def ship(captured: Captured, cut: Cut, cache_dir: str | os.PathLike[str] | None = None) -> Shipped:
     """The prefix up to `cut` as an ONNX file; exported once, then taken from the cache."""
     if not cut.legal:
-        kind = ImpureError if cut.impure else ModelError
-        raise kind(f"cut {cut.name!r} (index {cut.index}) can't be shipped: {cut.why_not}")
+        raise refusal(cut, f"can't be shipped: {cut.why_not}")
     if cut.index == 0:
         raise ModelError("cut 'input' (index 0) has no prefix to ship: send the inputs as they are, or cut later")
     if cut.prefix_bytes >= MAX_BYTES:

@@ -15,9 +15,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
-from headwater.errors import ImpureError, ModelError
+from headwater.core.cut import Cut, refusal
 from headwater.model.capture import Captured
-from headwater.model.cuts import Cut
 from headwater.model.flow import Flow, flow, is_check, is_size, written
 
 
@@ -81,8 +80,7 @@ def _until_place(whole: Flow, index: int) -> list[Node]:
 
 def _require_legal(cut: Cut) -> None:
     if not cut.legal:
-        kind = ImpureError if cut.impure else ModelError
-        raise kind(f"cut {cut.name!r} (index {cut.index}) can't divide the model: {cut.why_not}")
+        raise refusal(cut, f"can't divide the model: {cut.why_not}")
 
 
 def _clone_written(whole: Flow, graph: Graph, copies: dict[Node, Node], places: Sequence[Node]) -> None:
