@@ -43,9 +43,10 @@ def _refers_outside(message: memoryview, kind: str, depth: int) -> bool:
         if kind == "Tensor":
             if field == _EXTERNAL_DATA or (field == _DATA_LOCATION and value != 0):
                 return True
-        elif isinstance(value, memoryview) and (inner := _NESTED[kind].get(field)):
-            if _refers_outside(value, inner, depth + 1):
-                return True
+            continue
+        inner = _NESTED[kind].get(field)
+        if inner and isinstance(value, memoryview) and _refers_outside(value, inner, depth + 1):
+            return True
     return False
 
 

@@ -238,5 +238,5 @@ def _as_status() -> Iterator[None]:
 
 
 def _status(error: HeadwaterError) -> flight.FlightServerError:
-    # The text goes in the extra bytes alone: what a call's trailers hold is limited, and a longer status is lost whole.
-    return flight.FlightServerError(type(error).__name__, wire.error_to_wire(error))
+    # The whole text is in the extra bytes: what a call's trailers hold is limited, and a longer status is lost whole.
+    return flight.FlightServerError(f"{type(error).__name__}: {str(error)[:100]}", wire.error_to_wire(error))
