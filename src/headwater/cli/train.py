@@ -233,7 +233,8 @@ def _optimizer(file: JobFile, parameters: list[torch.nn.Parameter]) -> torch.opt
 
 def _write(path: Path, write: Any) -> None:
     """Whole or not at all: a run that dies while saving keeps its last checkpoint."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".saving-")
+    # torch.save takes no name that begins with a dot.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix="saving-", suffix=".part")
     os.close(handle)
     try:
         write(name)
