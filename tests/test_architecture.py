@@ -72,7 +72,7 @@ def test_core_has_no_clock_thread_or_socket(name):
 def test_nothing_on_a_node_unpickles_or_runs_what_it_was_sent(part):
     banned_modules = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "torch", "runpy"}
     for path in files(part):
-        for module, at_import in imports(path):
+        for module, _ in imports(path):
             # data.torchvision looks at torchvision's own objects, on the trainer
             assert module.split(".")[0] not in banned_modules or path.name == "torchvision.py", f"{path}: {module}"
         for node in ast.walk(ast.parse(path.read_text())):

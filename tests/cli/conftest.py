@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-MODULE = '''
+MODULE = """
 import torch
 from torch import nn
 
@@ -22,7 +22,7 @@ def not_a_model():
 
 def explodes():
     raise ValueError("no weights here")
-'''
+"""
 
 
 class Command:
@@ -70,5 +70,3 @@ class Command:
 @pytest.fixture(scope="module")
 def command(tmp_path_factory):
     return Command(tmp_path_factory.mktemp("cli"))
-
-

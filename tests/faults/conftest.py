@@ -16,7 +16,9 @@ TINY = Transforms([Resize((32, 32)), ToFloat(), Normalize((0.5, 0.5, 0.5), (0.5,
 
 def tiny_model():
     torch.manual_seed(0)
-    body = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    body = nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    )
     return nn.Sequential(body, nn.Linear(16, 3))
 
 
@@ -46,7 +48,9 @@ def near(model):
         if "plan" not in options:
             found = [cut for cut in cuts(capture(the_model, (torch.zeros(2, 3, 32, 32),))) if cut.legal]
             options["plan"] = near_plan(found[-1], chunk_rows=chunk_rows, node_batch=chunk_rows, prefetch=prefetch)
-        jobs.append(hw.near(the_model, data, nodes=nodes, transforms=TINY, **{"batch_size": 4, "patience_s": 30, **options}))
+        jobs.append(
+            hw.near(the_model, data, nodes=nodes, transforms=TINY, **{"batch_size": 4, "patience_s": 30, **options})
+        )
         return jobs[-1]
 
     yield start

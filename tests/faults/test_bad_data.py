@@ -1,4 +1,4 @@
-"""Pictures that are broken, changed, gone or unlabelled, through a real node: a clear error, or a full epoch without."""
+"""Pictures that are broken, changed, gone or unlabelled, through a real node: a clear error, or a full epoch."""
 
 import shutil
 

@@ -1,5 +1,6 @@
 """Whatever a stranger sends: a plain refusal, and the node goes on."""
 
+import contextlib
 import json
 
 import pyarrow as pa
@@ -108,10 +109,8 @@ def test_any_ticket_parses_or_is_a_config_error(changes, inner):
                   "node_batch": 8, **inner}  # fmt: skip
     request = {"kind": "rows", "protocol": 1, "job": "j", "seed": 0, "epoch": 0, "index": 0, "extraction": extraction,
                "samples": [[0, "a.jpg", 0, -1, 5, ""]], **changes}  # fmt: skip
-    try:
+    with contextlib.suppress(ConfigError, TransformError):
         wire.loads(json.dumps(request).encode())
-    except (ConfigError, TransformError):
-        pass
 
 
 @calmly
@@ -167,8 +166,9 @@ def test_an_unknown_action_or_digest_is_refused(kind, body, raw):
 def test_an_upload_of_another_type_is_refused(raw, build):
     schema = pa.schema([("piece", pa.int64())])
     writer, _ = raw.do_put(flight.FlightDescriptor.for_command(b"0" * 64), schema)
-    with pytest.raises(flight.FlightServerError) as caught:
+    with contextlib.suppress(flight.FlightServerError):  # the refusal may come now or at the end
         writer.write_batch(pa.record_batch([pa.array([1])], schema=schema))
+    with pytest.raises(flight.FlightServerError) as caught:
         writer.close()
     assert isinstance(wire.error_from_wire(caught.value.extra_info), ConfigError)
 

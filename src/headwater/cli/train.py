@@ -142,7 +142,7 @@ def _epoch(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """The first Ctrl-C waits for the end of the block, so that a checkpoint never has half a step; a second does not."""
+    """The first Ctrl-C waits for the end of the block, so a checkpoint never has half a step; a second does not."""
     waiting = False
 
     def note(number: int, frame: object) -> None:

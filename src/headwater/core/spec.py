@@ -61,10 +61,10 @@ class TensorSpec:
         """From data that another machine sent: everything about it is checked."""
         if isinstance(data, Mapping):
             name, shape, dtype = (data.get(field) for field in ("name", "shape", "dtype"))
-            texts = isinstance(name, str) and isinstance(dtype, str)
-            sizes = isinstance(shape, list | tuple) and len(shape) <= MAX_DIMS
-            if texts and sizes and all(type(size) is int and size <= MAX_SIDE for size in shape):
-                return cls(name[:MAX_NAME], tuple(shape), dtype[:MAX_NAME])
+            sizes = shape if isinstance(shape, list | tuple) and len(shape) <= MAX_DIMS else [None]
+            whole = all(type(size) is int and size <= MAX_SIDE for size in sizes)
+            if isinstance(name, str) and isinstance(dtype, str) and whole:
+                return cls(name[:MAX_NAME], tuple(sizes), dtype[:MAX_NAME])
         raise ConfigError(
             f"not a tensor spec (name, shape of at most {MAX_DIMS} sizes, dtype): {str(data)[:MAX_NAME]!r}"
         )
