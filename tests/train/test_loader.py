@@ -1,4 +1,4 @@
-"""Each sample once an epoch, in the order that (fingerprint, seed, epoch) fixes, however a run is cut up and resumed."""
+"""Each sample once an epoch, in the order that (fingerprint, seed, epoch) fixes, however a run is cut and resumed."""
 
 import numpy as np
 import pytest

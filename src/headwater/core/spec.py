@@ -61,7 +61,7 @@ class TensorSpec:
         """From data that another machine sent: everything about it is checked."""
         if isinstance(data, Mapping):
             name, shape, dtype = (data.get(field) for field in ("name", "shape", "dtype"))
-            sizes = shape if isinstance(shape, list | tuple) and len(shape) <= MAX_DIMS else [None]
+            sizes: Any = shape if isinstance(shape, list | tuple) and len(shape) <= MAX_DIMS else [None]
             whole = all(type(size) is int and size <= MAX_SIDE for size in sizes)
             if isinstance(name, str) and isinstance(dtype, str) and whole:
                 return cls(name[:MAX_NAME], tuple(sizes), dtype[:MAX_NAME])
