@@ -3,13 +3,17 @@
 import os
 import threading
 import time
+from functools import cache
 
 import pytest
 import torch
 from torch import nn
 
 import headwater as hw
+from headwater.core.plan import near_plan
 from headwater.data.transforms import Normalize, Resize, ToFloat, Transforms
+from headwater.model.capture import capture
+from headwater.model.cuts import cuts
 
 TINY = Transforms([Resize((32, 32)), ToFloat(), Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))])
 
@@ -20,6 +24,13 @@ def tiny_model():
         nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
     )
     return nn.Sequential(body, nn.Linear(16, 3))
+
+
+@cache
+def last_cut():
+    """Right before the head."""
+    model = hw.freeze(tiny_model().eval(), until="1")
+    return [cut for cut in cuts(capture(model, (torch.zeros(2, 3, 32, 32),))) if cut.legal][-1]
 
 
 @pytest.fixture
@@ -40,14 +51,9 @@ def near(model):
     jobs = []
 
     def start(data, nodes=None, chunk_rows=4, prefetch=2, **options):
-        from headwater.core.plan import near_plan
-        from headwater.model.capture import capture
-        from headwater.model.cuts import cuts
-
-        the_model = options.pop("model", model)
         if "plan" not in options:
-            found = [cut for cut in cuts(capture(the_model, (torch.zeros(2, 3, 32, 32),))) if cut.legal]
-            options["plan"] = near_plan(found[-1], chunk_rows=chunk_rows, node_batch=chunk_rows, prefetch=prefetch)
+            options["plan"] = near_plan(last_cut(), chunk_rows=chunk_rows, node_batch=chunk_rows, prefetch=prefetch)
+        the_model = options.pop("model", model)
         jobs.append(
             hw.near(the_model, data, nodes=nodes, transforms=TINY, **{"batch_size": 4, "patience_s": 30, **options})
         )

@@ -107,7 +107,8 @@ def web_server():
 
 
 @pytest.mark.parametrize("who", ["silent", "web_server"])
-def test_something_else_on_the_port_is_a_plain_error(who, near, pictures, request):
+def test_something_else_on_the_port_is_a_plain_error(who, near, pictures, request, monkeypatch):
+    monkeypatch.setattr("headwater.train.client.ANSWER_WITHIN_S", 1.0)
     address = request.getfixturevalue(who)
     with pytest.raises(UnreachableError, match=f"{address} does not answer.*is the address right"):
         near(pictures, [address])
