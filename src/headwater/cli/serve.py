@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from headwater.data.store import open_store
 from headwater.errors import ConfigError
 from headwater.node.serve import serve as run_node
 from headwater.node.service import Node
@@ -37,6 +38,8 @@ def serve(
     if host not in _LOOPBACK and not open_to_all:
         raise ConfigError(f"{host} can be reached by others, who could then read {', '.join(roots)}; say --open if "
                           "that is meant, on a network where everyone may")  # fmt: skip
+    for root in roots:
+        open_store(root)  # a folder that is not there is found now, not by the first trainer
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
 
     def announce(node: Node) -> None:

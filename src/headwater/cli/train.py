@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headwater.cli.jobfile import JobFile, read_job
 from headwater.cli.models import build_model
 from headwater.cli.needs import needs_torch
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, HeadwaterError
 
 if TYPE_CHECKING:
     import torch
@@ -67,22 +70,20 @@ def run(file: JobFile, resume: bool) -> None:
     }
     with hw.near(model, file.url(file.data.url), shuffle=file.train.shuffle, **common) as job:
         if resume:
-            saved = torch.load(checkpoint, weights_only=True)
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
-            job.loader.load_state_dict(saved["loader"])
+            _load(checkpoint, {"model": model, "optimizer": optimizer, "loader": job.loader})
+        position = dict(job.loader.state_dict())  # after the last whole step; the loader may already be at the next
         output.mkdir(parents=True, exist_ok=True)
         console.print(f"{len(job.samples):,} pictures of {len(job.samples.classes)} classes; "
                       f"cut at {job.plan.cut_name}, rows as {job.plan.codec}")  # fmt: skip
 
         def save() -> None:
-            parts = {"model": model, "optimizer": optimizer, "loader": job.loader}
-            state = {name: part.state_dict() for name, part in parts.items()}
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": position,
+                     "random": torch.get_rng_state()}  # fmt: skip
             _write(checkpoint, lambda path: torch.save(state, path))
 
         try:
             while job.loader.state_dict()["epoch"] < file.train.epochs:
-                line = _epoch(job, optimizer, file, console, save)
+                line = _epoch(job, optimizer, file, console, position, save)
                 if file.data.validation:
                     with hw.near(model, file.url(file.data.validation), shuffle=False, **common) as check:
                         line["accuracy"] = _accuracy(check)
@@ -98,7 +99,14 @@ def run(file: JobFile, resume: bool) -> None:
         console.print(f"the trained model is {output / 'model.pt'}")
 
 
-def _epoch(job: Job, optimizer: torch.optim.Optimizer, file: JobFile, console: Console, save: Any) -> dict[str, float]:
+def _epoch(
+    job: Job,
+    optimizer: torch.optim.Optimizer,
+    file: JobFile,
+    console: Console,
+    position: dict[str, Any],
+    save: Callable[[], None],
+) -> dict[str, float]:
     from torch.nn.functional import cross_entropy
 
     epoch = job.loader.state_dict()["epoch"]
@@ -110,15 +118,18 @@ def _epoch(job: Job, optimizer: torch.optim.Optimizer, file: JobFile, console: C
         done = len(job.loader) - job.loader.num_steps_left()
         task = bar.add_task("starting", total=len(job.loader), completed=done)
         for x, y in job.loader:
-            loss = cross_entropy(job.model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            with _undisturbed():
+                loss = cross_entropy(job.model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                position.update(job.loader.state_dict())
             steps, rows, total = steps + 1, rows + len(y), total + float(loss.detach())
             rate = rows / (time.perf_counter() - start)
             bar.update(task, advance=1, description=f"loss {total / steps:.4f}  {rate:,.0f} pictures/s")
             if file.train.checkpoint_every and steps % file.train.checkpoint_every == 0:
                 save()
+    position.update(job.loader.state_dict())
     taken_s = time.perf_counter() - start
     return {
         "epoch": epoch,
@@ -127,6 +138,43 @@ def _epoch(job: Job, optimizer: torch.optim.Optimizer, file: JobFile, console: C
         "bytes_per_picture": (job.counts.num_bytes - num_bytes) / max(rows, 1),
         "skipped": len(job.loader.skipped),
     }
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """The first Ctrl-C waits for the end of the block, so a checkpoint never has half a step; a second does not."""
+    waiting = False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal waiting
+        if waiting:
+            raise KeyboardInterrupt
+        waiting = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if waiting:
+        raise KeyboardInterrupt
+
+
+def _load(path: Path, parts: Mapping[str, Any]) -> None:
+    """Go on from a checkpoint."""
+    import torch
+
+    try:
+        saved = torch.load(path, weights_only=True)
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        torch.set_rng_state(saved["random"])
+    except HeadwaterError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the checkpoint {path} can't be used with this job ({type(error).__name__}: "
+                          f"{str(error)[:300]}); use the job file it was made with, or begin anew in another output"
+                          ) from error  # fmt: skip
 
 
 def _accuracy(job: Job) -> float:
@@ -185,7 +233,8 @@ def _optimizer(file: JobFile, parameters: list[torch.nn.Parameter]) -> torch.opt
 
 def _write(path: Path, write: Any) -> None:
     """Whole or not at all: a run that dies while saving keeps its last checkpoint."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".saving-")
+    # torch.save takes no name that begins with a dot.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix="saving-", suffix=".part")
     os.close(handle)
     try:
         write(name)

@@ -25,6 +25,10 @@ ITEM_BYTES: Mapping[str, int] = {
     "float64": 8,
 }
 
+MAX_DIMS = 32  # NumPy's limit before 2.0, beyond any model's
+MAX_SIDE = 2**31 - 1
+MAX_NAME = 500  # characters
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -54,10 +58,16 @@ class TensorSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TensorSpec:
-        try:
-            return cls(str(data["name"]), tuple(int(size) for size in data["shape"]), str(data["dtype"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"not a tensor spec (name, shape, dtype): {data!r}") from error
+        """From data that another machine sent: everything about it is checked."""
+        if isinstance(data, Mapping):
+            name, shape, dtype = (data.get(field) for field in ("name", "shape", "dtype"))
+            sizes: Any = shape if isinstance(shape, list | tuple) and len(shape) <= MAX_DIMS else [None]
+            whole = all(type(size) is int and size <= MAX_SIDE for size in sizes)
+            if isinstance(name, str) and isinstance(dtype, str) and whole:
+                return cls(name[:MAX_NAME], tuple(sizes), dtype[:MAX_NAME])
+        raise ConfigError(
+            f"not a tensor spec (name, shape of at most {MAX_DIMS} sizes, dtype): {str(data)[:MAX_NAME]!r}"
+        )
 
     def __str__(self) -> str:
         return f"{self.name}[{'×'.join(map(str, self.shape)) or 'scalar'}] {self.dtype}"

@@ -29,7 +29,8 @@ from PIL import (
 from headwater.errors import BadSampleError
 
 # Only these are tried: Pillow knows further formats, and some of them start other programs (EPS).
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "MPO")
+# MPO (a camera's several JPEGs in one) is opened as JPEG; Pillow has no opener of that name.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
 MAX_PIXELS = 178_956_970  # where Pillow itself refuses: twice its Image.MAX_IMAGE_PIXELS
 

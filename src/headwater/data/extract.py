@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,9 @@ Run = Callable[[np.ndarray], Sequence[np.ndarray]]
 NUM_READERS = 16  # concurrent requests to the store; obstore gave 1,200 GET/s of 110 KB with this many
 SLOTS = 3  # one group being sent, one inferred, one decoded
 _POLL_S = 0.25  # how soon an abandoned request is noticed
+# A stream that is silent for longer gets an empty part: gRPC servers hang up on a client that pings (to notice a dead
+# link) three times, here 30 s, without hearing anything.
+SIGN_OF_LIFE_S = 5.0
 _INFER_FIRST, _DECODE_NEXT = 0, 1
 
 
@@ -103,18 +107,23 @@ class _Passage:
         self._buffers: dict[int, np.ndarray] = {}
         self._data: dict[int, bytes] = {}
         self._bad: dict[int, Bad] = {}
+        self._num_bad: Counter[int] = Counter()  # per group
         self._told: set[int] = set()
         self._ready: queue.SimpleQueue[tuple[int, Part] | Exception | None] = queue.SimpleQueue()
         self._stopped = False
 
     def parts(self, abandoned: Callable[[], bool]) -> Iterator[Part]:
         self._tell(self._ring.begin)
+        heard = time.monotonic()
         while True:
             try:
                 item = self._ready.get(timeout=_POLL_S)
             except queue.Empty:
                 if abandoned():
                     return
+                if time.monotonic() - heard > SIGN_OF_LIFE_S:
+                    yield self._nothing()
+                    heard = time.monotonic()
                 continue
             if item is None:
                 break
@@ -125,16 +134,19 @@ class _Passage:
             group, part = item
             yield part
             del item, part
+            heard = time.monotonic()
             self._tell(self._ring.sent, group)
         if rest := self._new_bad():
-            yield Part(np.empty(0, np.int64), self._no_tensors(), rest)
+            yield self._nothing(rest)
 
     def stop(self) -> None:
         """Whatever is still queued for this chunk does nothing."""
         self._stopped = True
 
-    def _no_tensors(self) -> list[np.ndarray]:
-        return [np.empty((0, *spec.shape), spec.dtype) for spec in self._chunk.extraction.boundary]
+    def _nothing(self, bad: tuple[Bad, ...] = ()) -> Part:
+        """A part without rows."""
+        tensors = [np.empty((0, *spec.shape), spec.dtype) for spec in self._chunk.extraction.boundary]
+        return Part(np.empty(0, np.int64), tensors, bad)
 
     def _new_bad(self) -> tuple[Bad, ...]:
         new = tuple(bad for sample, bad in self._bad.items() if sample not in self._told)
@@ -208,9 +220,12 @@ class _Passage:
         self._tell(self._ring.decoded, number)
 
     def _give_up_on(self, number: int, error: BadSampleError) -> None:
-        ref = self._chunk.samples[number]
+        ref, group = self._chunk.samples[number], self._ring.group_of(number)
         with self._lock:
             self._bad[ref.id] = Bad(ref.id, ref.key, error.reason)
+            self._num_bad[group] += 1
+            if self._num_bad[group] == len(self._ring.samples_of(group)):
+                self._buffers.pop(group, None)  # nothing in it will be inferred
         self._extractor.busy.add(num_bad=1)
         self._tell(self._ring.bad, number)
 

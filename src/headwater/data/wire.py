@@ -28,6 +28,8 @@ from headwater.errors import ConfigError, DamagedError
 PROTOCOL = 1
 MAX_REQUEST_BYTES = 64 << 20
 MAX_ROW_BYTES = 1 << 30
+MAX_TENSORS = 256  # of a row; the widest boundary of a DenseNet has about 60
+MAX_ERROR_BYTES = 3000  # an error travels in the trailers of a call, which hold 8 KB, in base64
 UNKNOWN_PREFIX = "unknown prefix"  # in the text of a RefusedError: upload it, then ask again
 
 _ARROW: Mapping[str, pa.DataType] = {
@@ -91,6 +93,7 @@ class Extraction:
     def from_json(cls, data: Any) -> Extraction:
         _require(data, url=str, transforms=list, boundary=list)
         _require(data, precision=str, codec=str, compression=str, node_batch=int)
+        _check_url(data["url"])
         prefix = data.get("prefix")
         if prefix is not None and not is_digest(prefix):
             raise ConfigError(f"prefix {str(prefix)[:80]!r} is not a sha256 in hexadecimal")
@@ -102,8 +105,10 @@ class Extraction:
         low, high = LIMITS["node_batch"]
         if not low <= data["node_batch"] <= high:
             raise ConfigError(f"node_batch is {data['node_batch']}; it must lie between {low} and {high}")
-        if not boundary or sum(spec.row_bytes for spec in boundary) > MAX_ROW_BYTES:
-            raise ConfigError(f"a row must have 1 tensor or more and at most {MAX_ROW_BYTES} bytes")
+        if not 0 < len(boundary) <= MAX_TENSORS or any(spec.num_items == 0 for spec in boundary):
+            raise ConfigError(f"a row has 1 to {MAX_TENSORS} tensors, none of them empty")
+        if sum(spec.row_bytes for spec in boundary) > MAX_ROW_BYTES:
+            raise ConfigError(f"a row has at most {MAX_ROW_BYTES} bytes; cut elsewhere")
         transforms = Transforms.from_json(data["transforms"])
         return cls(data["url"], transforms, prefix, boundary, data["precision"], data["codec"], data["compression"],
                    data["node_batch"])  # fmt: skip
@@ -139,7 +144,7 @@ class Chunk:
 def loads(ticket: bytes) -> Listing | Chunk:
     """Read a request from whoever sent it."""
     if len(ticket) > MAX_REQUEST_BYTES:
-        raise ConfigError(f"a request of {len(ticket)} bytes; the limit is {MAX_REQUEST_BYTES}")
+        raise ConfigError(f"a request of {len(ticket)} bytes; the limit is {MAX_REQUEST_BYTES}; lower chunk_rows")
     try:
         data = json.loads(ticket)
     except (ValueError, RecursionError) as error:
@@ -149,6 +154,7 @@ def loads(ticket: bytes) -> Listing | Chunk:
         raise ConfigError(f"the request speaks protocol {data['protocol']}; this node speaks {PROTOCOL}")
     if data["kind"] == "listing":
         _require(data, url=str, layout=str)
+        _check_url(data["url"])
         columns = [data.get("path_column"), data.get("label_column")]
         for column in columns:
             if column is not None and type(column) not in (int, str):
@@ -195,6 +201,10 @@ def unpack_rows(codec: str, boundary: Boundary, batch: pa.RecordBatch) -> tuple[
     """Ids and tensors of a record batch; DamagedError if it is not what was asked for."""
     if not batch.schema.equals(rows_schema(codec, boundary), check_metadata=False):
         raise DamagedError(f"rows came as {batch.schema.names}, not as the boundary {list(map(str, boundary))}")
+    try:
+        batch.validate()
+    except pa.ArrowInvalid as error:
+        raise DamagedError(f"rows came damaged: {error}") from error
     if any(column.null_count for column in batch.columns):
         raise DamagedError("rows came with missing values")
     columns = []
@@ -214,7 +224,7 @@ def unpack_bad(metadata: bytes) -> list[Bad]:
     """The way back from `pack_bad`."""
     try:
         return [Bad(int(sample), str(key), str(reason)) for sample, key, reason in json.loads(metadata)["bad"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedError("rows came with metadata that can't be read") from error
 
 
@@ -236,9 +246,12 @@ def listing_batches(samples: Samples) -> Iterator[tuple[pa.RecordBatch, bytes]]:
 
 
 def listing_result(batches: Sequence[pa.RecordBatch], whole: Mapping[str, str]) -> Samples:
-    """The way back from `listing_batches`."""
-    table = pa.Table.from_batches(list(batches), schema=LISTING_SCHEMA)
-    return Samples.from_table(table.replace_schema_metadata(dict(whole)))
+    """The way back from `listing_batches`; DamagedError if it is not a listing."""
+    try:
+        table = pa.Table.from_batches(list(batches), schema=LISTING_SCHEMA)
+        return Samples.from_table(table.replace_schema_metadata(dict(whole)))
+    except (ConfigError, pa.ArrowException, TypeError, ValueError) as error:
+        raise DamagedError(f"the listing can't be read: {error}") from error
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
@@ -246,23 +259,36 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def error_to_wire(error: errors.HeadwaterError) -> bytes:
-    """An error as the extra bytes of a Flight status."""
-    reason = {"key": error.key, "reason": error.reason} if isinstance(error, errors.BadSampleError) else {}
-    return json.dumps({"error": type(error).__name__, "text": str(error), **reason}).encode()
+    """An error as the extra bytes of a Flight status; a text that is too long for it loses its middle."""
+    texts = {"text": str(error)}
+    if isinstance(error, errors.BadSampleError):
+        texts = {"text": "", "key": error.key, "reason": error.reason}
+    short = {name: _shorten(text, MAX_ERROR_BYTES // len(texts)) for name, text in texts.items()}
+    return json.dumps({"error": type(error).__name__, **short}).encode()
+
+
+def _shorten(text: str, max_bytes: int) -> str:
+    begin, end = text, ""
+    while len(json.dumps(begin + end)) > max_bytes:
+        keep = len(begin + end) * 3 // 8
+        begin, end = f"{text[:keep]} … ", text[len(text) - keep :]
+    return begin + end
 
 
 def error_from_wire(extra: bytes | None) -> errors.HeadwaterError | None:
     """The error that a node sent, as the same class here; None if the bytes say nothing."""
     try:
         data = json.loads(extra or b"")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict) or not isinstance(data.get("text"), str):
         return None
     kind = getattr(errors, str(data.get("error")), None)
     if kind is errors.BadSampleError:
         return errors.BadSampleError(str(data.get("key")), str(data.get("reason")))
-    if kind is errors.PlanError or not (isinstance(kind, type) and issubclass(kind, errors.HeadwaterError)):
+    if kind is errors.PlanError:
+        return errors.PlanError([data["text"]])
+    if not (isinstance(kind, type) and issubclass(kind, errors.HeadwaterError)):
         return errors.RefusedError(data["text"])
     return kind(data["text"])
 
@@ -273,6 +299,12 @@ def _require(data: Any, **kinds: type) -> None:
     for name, kind in kinds.items():
         if type(data.get(name)) is not kind:
             raise ConfigError(f"{name} must be {kind.__name__}, not {str(data.get(name))[:80]!r}")
+
+
+def _check_url(url: str) -> None:
+    """Parsers of URLs drop tabs and line ends, so ".<tab>." would become ".." behind the check that looks for it."""
+    if any(letter < " " or letter == "\x7f" or "\ud800" <= letter <= "\udfff" for letter in url):
+        raise ConfigError(f"{url[:200]!r} has control characters or lone surrogates; write them as %XX")
 
 
 def is_digest(text: object) -> bool:

@@ -9,6 +9,7 @@ import onnxruntime as ort
 
 from headwater.core.spec import Boundary
 from headwater.errors import RefusedError
+from headwater.node.onnxfile import check_self_contained
 
 
 class Engine:
@@ -22,9 +23,12 @@ class Engine:
         options.inter_op_num_threads = 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        # ONNX and nothing else: left alone, ONNX Runtime also takes a format of its own that `check_self_contained`
+        # can't look into.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         options.log_severity_level = 4  # errors come back as exceptions; the log would only repeat them
+        check_self_contained(model)
         try:
-            # From bytes, so that a file reference inside the model has no folder to start from.
             self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise RefusedError(f"the prefix is not a model that this node can run: {_first_line(error)}") from None

@@ -13,10 +13,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+
 from headwater.errors import ConfigError
 from headwater.node.service import Node
 
-STOP_WITHIN_S = 5.0  # streams that do not end by then are cut off
+STOP_WITHIN_S = 1.0  # streams end within 0.25 s of being told; those nobody reads are cut off
 
 
 def default_state() -> Path:
@@ -44,8 +46,11 @@ def serve(
     try:
         node = Node(listen, roots, state=state or default_state(), num_threads=num_threads,
                     max_upload_bytes=max_upload_bytes)  # fmt: skip
-    except OSError as error:
-        raise ConfigError(f"can't listen on {listen}: {error}; is another node running there? use --listen") from error
+    except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
+        raise ConfigError(
+            f"can't listen on {listen} ({error}); is something else running there, or is it not an address of this "
+            "machine? choose another with --listen"
+        ) from error
     announce(node)
     stop.wait()
     node.stop(STOP_WITHIN_S)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -24,7 +24,7 @@ import pyarrow.flight as flight
 from headwater.core import codecs
 from headwater.core.plan import PRECISIONS
 from headwater.data import wire
-from headwater.data.extract import Extractor
+from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
 from headwater.data.layouts import list_samples
 from headwater.data.samples import Samples
 from headwater.data.store import Store, full_url, open_store, redact
@@ -86,7 +86,8 @@ class Node(flight.FlightServerBase):
             if action.type == "hello":
                 return [json.dumps(self.hello()).encode()]
             if action.type == "has-prefix":
-                return [json.dumps(_digest(action.body.to_pybytes().decode()) in self._prefixes).encode()]
+                digest = _digest(action.body.to_pybytes().decode(errors="replace"))
+                return [json.dumps(digest in self._prefixes).encode()]
             raise ConfigError(f"no action {action.type[:40]!r}; there are {', '.join(name for name, _ in _ACTIONS)}")
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
@@ -105,25 +106,28 @@ class Node(flight.FlightServerBase):
             request = wire.loads(ticket.ticket)
             if isinstance(request, wire.Listing):
                 self._check_root(request.url)
-                return flight.GeneratorStream(wire.LISTING_SCHEMA, self._listing(request))
+                return flight.GeneratorStream(wire.LISTING_SCHEMA, self._listing(request, context))
             self._check_root(request.extraction.url)
             if request.extraction.prefix:
                 self._prefixes.engine(request.extraction.prefix)  # refuse now rather than in the middle of the stream
             schema = wire.rows_schema(request.extraction.codec, request.extraction.boundary)
             compression = None if request.extraction.compression == "none" else request.extraction.compression
             options = pa.ipc.IpcWriteOptions(compression=compression)
-            return flight.GeneratorStream(schema, self._rows(request, context), options=options)
+            return flight.GeneratorStream(schema, self._rows(request, schema, context), options=options)
 
-    def _rows(self, chunk: wire.Chunk, context: flight.ServerCallContext) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    def _rows(
+        self, chunk: wire.Chunk, schema: pa.Schema, context: flight.ServerCallContext
+    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         want = chunk.extraction
 
         def abandoned() -> bool:
             return self._stopping or context.is_cancelled()
 
         with _as_status():
-            while not self._turns.acquire(timeout=0.5):
+            while not self._turns.acquire(timeout=1.0):
                 if abandoned():
                     raise _ended()
+                yield pa.RecordBatch.from_pylist([], schema=schema), b""  # a sign of life: see data.extract
             try:
                 engine = self._prefixes.engine(want.prefix) if want.prefix else None
                 run = partial(engine.run, boundary=want.boundary) if engine else None
@@ -135,7 +139,9 @@ class Node(flight.FlightServerBase):
             finally:
                 self._turns.release()
 
-    def _listing(self, request: wire.Listing) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    def _listing(
+        self, request: wire.Listing, context: flight.ServerCallContext
+    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Signs of life while the store is listed, then the samples; the last batch's metadata belongs to them all."""
         counts: queue.SimpleQueue[int | Samples | HeadwaterError] = queue.SimpleQueue()
 
@@ -157,8 +163,14 @@ class Node(flight.FlightServerBase):
 
         with _as_status():
             threading.Thread(target=work, name="listing", daemon=True).start()
-            while isinstance(found := counts.get(), int):
+            found: int | Samples | HeadwaterError = 0
+            while isinstance(found, int):
                 yield wire.listing_progress(found)
+                try:
+                    found = counts.get(timeout=SIGN_OF_LIFE_S)
+                except queue.Empty:
+                    if self._stopping or context.is_cancelled():
+                        raise _ended() from None
             if isinstance(found, HeadwaterError):
                 raise found
             yield from wire.listing_batches(found)
@@ -171,7 +183,7 @@ class Node(flight.FlightServerBase):
 
     def _check_root(self, url: str) -> None:
         wanted = full_url(url)
-        inside = any(wanted == root or wanted.startswith(root.rstrip("/") + "/") for root in self.roots)
+        inside = any(_is_below(wanted, root) for root in self.roots)
         if not inside or ".." in unquote(wanted).split("/"):
             raise RefusedError(
                 f"{redact(wanted)} is not below what this node serves ({', '.join(map(redact, self.roots))}); "
@@ -180,6 +192,16 @@ class Node(flight.FlightServerBase):
 
 
 _ACTIONS = [("hello", "who the node is and what it can do"), ("has-prefix", "does it hold the prefix of this digest?")]
+
+
+def _is_below(url: str, root: str) -> bool:
+    """Is `url` the root or below it, by its text and, for folders, also after links were followed?"""
+    if url != root and not url.startswith(root.rstrip("/") + "/"):
+        return False
+    if not root.startswith("file://"):
+        return True
+    path, top = (os.path.realpath(unquote(urlsplit(each).path)) for each in (url, root))
+    return path == top or path.startswith(top.rstrip("/") + "/")
 
 
 def _ended() -> flight.FlightError:
@@ -207,10 +229,14 @@ def _as_status() -> Iterator[None]:
     try:
         yield
     except HeadwaterError as error:
-        raise flight.FlightServerError(str(error), wire.error_to_wire(error)) from error
+        raise _status(error) from error
     except (flight.FlightError, GeneratorExit):
         raise
     except Exception as error:
         log.exception("unexpected error")
-        plain = HeadwaterError(f"unexpected {type(error).__name__} on the node; its log has more")
-        raise flight.FlightServerError(str(plain), wire.error_to_wire(plain)) from error
+        raise _status(HeadwaterError(f"unexpected {type(error).__name__} on the node; its log has more")) from error
+
+
+def _status(error: HeadwaterError) -> flight.FlightServerError:
+    # The whole text is in the extra bytes: what a call's trailers hold is limited, and a longer status is lost whole.
+    return flight.FlightServerError(f"{type(error).__name__}: {str(error)[:100]}", wire.error_to_wire(error))

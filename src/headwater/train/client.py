@@ -24,9 +24,12 @@ from headwater.version import VERSION
 
 ANSWER_WITHIN_S = 5.0
 _PIECE_BYTES = 1 << 20
+_NOT_OURS = "is it a Headwater node (`headwater serve`)?"
 # A link that silently drops everything is noticed within about twenty seconds, however long an answer takes.
-_KEEPALIVE = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000),
-              ("grpc.http2.max_pings_without_data", 0)]  # fmt: skip
+# A node that comes back is found within a second or two: gRPC by itself waits up to two minutes between two tries.
+_OPTIONS = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1_000)]  # fmt: skip
 
 
 class NodeClient:
@@ -40,7 +43,7 @@ class NodeClient:
         self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
         self._lock = threading.Lock()
         with self._plain_errors():
-            self._client = flight.connect(address, generic_options=_KEEPALIVE)
+            self._client = flight.connect(address, generic_options=_OPTIONS)
 
     def hello(self) -> dict[str, Any]:
         """Who answers; VersionError if it speaks another protocol."""
@@ -80,7 +83,9 @@ class NodeClient:
         batches, whole = [], None
         with self._plain_errors(), self._reading(listing.dumps()) as reader:
             for item in reader:
-                about = json.loads(item.app_metadata.to_pybytes()) if item.app_metadata else {}
+                about = self._json(item.app_metadata.to_pybytes(), "a listing") if item.app_metadata else {}
+                if not isinstance(about, dict):
+                    raise DamagedError(f"{self.name}: the listing of {listing.url} can't be read: {str(about)[:80]!r}")
                 if "listed" in about:
                     on_progress(about["listed"])
                 elif "whole" in about:
@@ -126,11 +131,16 @@ class NodeClient:
     def _act(self, kind: str, body: bytes = b"") -> Any:
         with self._plain_errors():
             options = flight.FlightCallOptions(timeout=ANSWER_WITHIN_S)
-            (result,) = self._client.do_action(flight.Action(kind, body), options)
-            try:
-                return json.loads(result.body.to_pybytes())
-            except ValueError as error:
-                raise DamagedError(f"{self.name}: the answer to {kind} is not JSON") from error
+            results = list(self._client.do_action(flight.Action(kind, body), options))
+            if len(results) != 1:
+                raise DamagedError(f"{self.name} gave {len(results)} answers to {kind}; {_NOT_OURS}")
+            return self._json(results[0].body.to_pybytes(), kind)
+
+    def _json(self, data: bytes, what: str) -> Any:
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise DamagedError(f"{self.name}: the answer to {what} is not JSON; {_NOT_OURS}") from error
 
     @contextmanager
     def _reading(self, ticket: bytes, stopped: threading.Event | None = None) -> Iterator[flight.FlightStreamReader]:
@@ -157,6 +167,8 @@ class NodeClient:
             raise wire.error_from_wire(error.extra_info) or RefusedError(f"{self.name}: {_short(error)}") from None
         except (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError) as error:
             raise RefusedError(f"{self.name} lets nobody in without a token: {_short(error)}") from None
+        except (flight.FlightInternalError, pa.ArrowInvalid) as error:
+            raise DamagedError(f"{self.name} sent what can't be read ({_short(error)}); {_NOT_OURS}") from None
         except (flight.FlightError, pa.ArrowException, OSError, StopIteration) as error:
             raise UnreachableError(
                 f"{self.name} does not answer ({_short(error)}); is the node running (`headwater serve`), "

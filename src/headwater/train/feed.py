@@ -9,17 +9,27 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 
 from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Stop
 from headwater.data.wire import Chunk
-from headwater.errors import DamagedError, HeadwaterError, RefusedError, StoreError, UnreachableError, VersionError
+from headwater.errors import (
+    ConfigError,
+    DamagedError,
+    HeadwaterError,
+    RefusedError,
+    StoreError,
+    UnreachableError,
+    VersionError,
+)
 from headwater.train.reply import Reply, Worker
 
 log = logging.getLogger(__name__)
 
 RETRY_EVERY_S = 1.0
+END_WITHIN_S = 5.0  # a thread that waits for a node gone silent ends by itself when its connection is given up
+MAX_DEATHS = 10  # of nodes while they worked on the same chunk: it may be what kills them
 # What another try, or another node, may mend. Anything else is the same everywhere and stops the job at once.
 _WORTH_A_RETRY = (StoreError, RefusedError, DamagedError, VersionError)
 
@@ -46,6 +56,7 @@ class Feed:
         self._kept: dict[int, Reply] = {}
         self._ready: deque[Reply] = deque()
         self._down: dict[str, str] = {}  # worker → why
+        self._deaths: Counter[int] = Counter()  # chunk → how often its node was lost meanwhile
         self._error: HeadwaterError | None = None
         self._last_error: HeadwaterError | None = None
         self._closed = threading.Event()
@@ -71,6 +82,8 @@ class Feed:
                         reply = self._ready.popleft()
                     elif self._error is not None:
                         raise self._error
+                    elif not self._machine.done:
+                        raise ConfigError("the job was closed while its loader was in use; close it after the loop")
                     else:
                         return
                 yield reply
@@ -94,8 +107,10 @@ class Feed:
             worker.stop(self._closed)
             for _ in self._threads:
                 self._tasks[name].put(None)
+        deadline = time.monotonic() + END_WITHIN_S
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():  # the garbage collector may call us anywhere
+                thread.join(max(0.0, deadline - time.monotonic()))
         self._kept.clear()
         self._ready.clear()
 
@@ -137,7 +152,12 @@ class Feed:
                 return
             self._last_error = error
             if isinstance(error, UnreachableError):
-                if name not in self._down:
+                self._deaths[chunk] += 1
+                if self._deaths[chunk] > MAX_DEATHS:
+                    self._carry_out(self._machine.give_up(
+                        f"nodes stopped answering {MAX_DEATHS} times while they worked on chunk {chunk}; their logs "
+                        f"may say why (is it memory?); the last: {error}"))  # fmt: skip
+                elif name not in self._down:
                     log.warning("%s", error)
                     self._down[name] = str(error)
                     self._carry_out(self._machine.node_down(name))

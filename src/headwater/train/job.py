@@ -74,7 +74,8 @@ class Job:
         self.cuts = cuts
         self.samples = samples
         self.counts = counts
-        self._close = weakref.finalize(self, resources.close)
+        # With the loader, which the job holds: who keeps only `job.loader` can still iterate.
+        self._close = weakref.finalize(loader, resources.close)
 
     def close(self) -> None:
         """Hang up, and end the embedded node if there is one. The model stays as it is."""
@@ -270,7 +271,20 @@ def _source(
         stack.callback(host.close)
         workers = {host.name: host}
 
+    feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+    closed = Event()
+
+    def close_feeds() -> None:
+        closed.set()
+        for feed in list(feeds):
+            feed.close()
+
+    stack.callback(close_feeds)  # before the nodes go: an iterator that somebody still holds must not wait for them
+
     def replies(epoch: int, chunks: list[np.ndarray]) -> Iterator[Reply]:
+        if closed.is_set():
+            raise ConfigError("the job is closed; start another one with hw.near")
+
         def chunk(index: int) -> Chunk:
             return Chunk(extraction, job, seed, epoch, index, tuple(samples.take(chunks[index])))
 
@@ -278,6 +292,7 @@ def _source(
             stream: Iterator[Reply] = (inline.rows(chunk(index), Event()) for index in range(len(chunks)))
         else:
             feed = Feed(workers, len(chunks), chunk, per_worker=plan.prefetch, patience_s=patience_s)
+            feeds.add(feed)
             stream = iter(feed)
         for reply in stream:
             counts.num_rows += int(reply.good.sum())

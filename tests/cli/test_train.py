@@ -1,0 +1,97 @@
+"""`headwater train`: from a job file to a trained model, also when it is stopped on the way."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.cli.jobfile import read_job
+from headwater.cli.train import run
+from headwater.errors import ConfigError
+
+LONG = {"epochs": 4, "batch_size": 2, "checkpoint_every": 1, "lr": 0.01}
+
+
+def children_of(pid):
+    """The processes whose parent is `pid`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(command, pictures):
+    """A whole run, and the folder with what it wrote."""
+    done = command("train", command.job("whole", pictures, **LONG))
+    assert done.returncode == 0, done.err
+    return command.folder / "whole"
+
+
+def test_a_run_leaves_a_model_a_checkpoint_and_its_metrics(undisturbed):
+    assert sorted(path.name for path in undisturbed.iterdir()) == ["checkpoint.pt", "metrics.jsonl", "model.pt"]
+    lines = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(4))
+    assert set(lines[0]) == {"epoch", "loss", "pictures_per_s", "bytes_per_picture", "skipped"}
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert 0 < lines[0]["bytes_per_picture"] < 1000
+
+
+def test_an_earlier_run_is_not_overwritten(command, undisturbed):
+    before = (undisturbed / "model.pt").read_bytes()
+    with pytest.raises(ConfigError, match="go on with --resume, or name another output"):
+        run(read_job(command.folder / "whole.toml"), resume=False)
+    assert (undisturbed / "model.pt").read_bytes() == before
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_nothing_else_and_resume_ends_the_same(command, pictures, undisturbed):
+    job, output = command.job("stopped", pictures, **LONG), command.folder / "stopped"
+    with command.start("train", job) as process:
+        deadline = time.monotonic() + 100
+        while not (output / "checkpoint.pt").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        nodes = children_of(process.pid)
+        assert len(nodes) == 1
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "go on with --resume" in out
+    assert "Traceback" not in out + err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in nodes)
+    assert [path.name for path in output.iterdir() if path.name != "metrics.jsonl"] == ["checkpoint.pt"]
+
+    done = command("train", job, "--resume")
+    assert done.returncode == 0, done.err
+    expected, found = (torch.load(folder / "model.pt", weights_only=True) for folder in (undisturbed, output))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_resume_without_a_checkpoint_says_so(command, pictures):
+    with pytest.raises(ConfigError, match="start without --resume"):
+        run(read_job(command.job("nothing", pictures)), resume=True)
+
+
+def test_a_damaged_checkpoint_is_a_plain_error(command, pictures, monkeypatch):
+    monkeypatch.syspath_prepend(str(command.folder))
+    (command.folder / "torn").mkdir()
+    (command.folder / "torn" / "checkpoint.pt").write_bytes(b"torn")
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt can't be used with this job"):
+        run(read_job(command.job("torn", pictures)), resume=True)
+
+
+def test_validation_is_measured_after_each_epoch(command, pictures, monkeypatch):
+    monkeypatch.syspath_prepend(str(command.folder))
+    run(read_job(command.job("validated", pictures, extra=f'validation = "{pictures}"')), resume=False)
+    line = json.loads((command.folder / "validated" / "metrics.jsonl").read_text())
+    assert 0 <= line["accuracy"] <= 1

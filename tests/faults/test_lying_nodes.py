@@ -1,0 +1,174 @@
+"""A node that answers with something else than what was asked: found, tried again, and in the end refused."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from headwater.data import wire
+from headwater.errors import DamagedError, NodeError, RefusedError, VersionError
+from headwater.node.service import Node
+
+
+def double(parts):
+    for batch, metadata in parts:
+        yield batch, metadata
+        yield batch, b""
+
+
+def foreign(parts):
+    for batch, metadata in parts:
+        yield batch.set_column(0, batch.schema.field(0), pa.array(np.asarray(batch.column(0)) + 1000)), metadata
+
+
+def short(parts):
+    for batch, metadata in parts:
+        yield batch.slice(1), metadata
+
+
+def bad_metadata(parts):
+    for batch, _ in parts:
+        yield batch, b"\xff{"
+
+
+def nothing(parts):
+    list(parts)
+    return iter(())
+
+
+LIES = {"double": double, "foreign": foreign, "short": short, "bad metadata": bad_metadata, "nothing": nothing}
+
+
+class LyingNode(Node):
+    """A node whose rows go through `lie`."""
+
+    def __init__(self, lie, *args, **kwargs):
+        self.lie = lie
+        super().__init__(*args, **kwargs)
+
+    def _rows(self, *args):
+        return self.lie(super()._rows(*args))
+
+
+@pytest.fixture
+def lying(pictures, tmp_path):
+    nodes = []
+
+    def start(lie):
+        nodes.append(LyingNode(lie, "grpc://127.0.0.1:0", (str(pictures),), state=tmp_path / "state", num_threads=1))
+        return f"grpc://127.0.0.1:{nodes[-1].port}"
+
+    yield start
+    for node in nodes:
+        node.stop(5)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_damaged_rows_are_refused_after_a_few_tries(lie, lying, near, pictures):
+    address = lying(LIES[lie])
+    job = near(pictures, [address])
+    with pytest.raises(DamagedError, match=f"failed 3 times.*{address}"):
+        list(job.loader)
+
+
+@pytest.mark.parametrize("lie", ["double", "short"])
+def test_an_honest_node_makes_up_for_a_lying_one(lie, lying, near, pictures, start_node, ids_of):
+    first = [True]
+
+    def only_once(parts):
+        return LIES[lie](parts) if first and first.pop() else parts
+
+    job = near(pictures, [lying(only_once), start_node(pictures).address])
+    assert sorted(ids_of(job.loader)) == list(range(50))
+
+
+class Stub(flight.FlightServerBase):
+    """Answers every action with `answers`, every request for data with `stream`."""
+
+    def __init__(self, answers, stream=None):
+        self.answers = answers
+        self.stream = stream
+        super().__init__("grpc://127.0.0.1:0")
+
+    def do_action(self, context, action):
+        return [answer if isinstance(answer, bytes) else json.dumps(answer).encode() for answer in self.answers]
+
+    def do_get(self, context, ticket):
+        return self.stream()
+
+
+@pytest.fixture
+def stub():
+    servers = []
+
+    def start(*answers, stream=None):
+        servers.append(Stub(answers, stream))
+        return f"grpc://127.0.0.1:{servers[-1].port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+
+
+def test_another_protocol_is_named_with_the_way_out(stub, near, pictures):
+    address = stub({"headwater": "9.9", "protocol": wire.PROTOCOL + 1})
+    with pytest.raises(VersionError, match=r"9\.9 \(protocol 2\).*install the same version on both: pip install"):
+        near(pictures, [address])
+
+
+@pytest.mark.parametrize("answers", [[], [b"\xff"], [[]], [{}], [1, 2]], ids=str)
+def test_a_server_that_is_no_node_is_refused(answers, stub, near, pictures):
+    with pytest.raises(NodeError, match="grpc://127"):
+        near(pictures, [stub(*answers)])
+
+
+HELLO = {"headwater": "0.1.0", "protocol": wire.PROTOCOL}
+
+
+def listing(metadata, schema=wire.LISTING_SCHEMA):
+    return lambda: flight.GeneratorStream(schema, iter([(pa.RecordBatch.from_pylist([], schema=schema), metadata)]))
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        listing(b"\xff"),
+        listing(b"[]"),
+        listing(b'{"whole": 5}'),
+        listing(b'{"whole": {}}'),
+        listing(b""),
+        listing(b'{"whole": {"classes": "x"}}', pa.schema([("a", pa.int64())])),
+    ],
+)
+def test_a_listing_that_is_none_is_refused(stream, stub, near, pictures):
+    with pytest.raises(DamagedError, match="listing"):
+        near(pictures, [stub(HELLO, stream=stream)])
+
+
+def test_a_node_that_always_fails_ends_the_epoch(lying, near, pictures):
+    """Its error is one that Flight made of an exception, so nobody knows whether it is worth another try."""
+
+    def explode(parts):
+        raise ZeroDivisionError
+        yield
+
+    job = near(pictures, [lying(explode)])
+    with pytest.raises((DamagedError, RefusedError), match="failed 3 times"):
+        list(job.loader)
+
+
+def test_a_chunk_that_kills_every_node_ends_the_epoch(lying, near, pictures, monkeypatch):
+    from headwater.train import feed
+
+    monkeypatch.setattr(feed, "MAX_DEATHS", 2)
+    monkeypatch.setattr(feed, "RETRY_EVERY_S", 0.01)
+
+    def die(parts):
+        raise flight.FlightUnavailableError("gone")
+        yield
+
+    job = near(pictures, [lying(die)])
+    with pytest.raises(NodeError, match="stopped answering 2 times while they worked on chunk"):
+        list(job.loader)

@@ -1,0 +1,143 @@
+"""From samples to rows: bad ones reported, errors passed on, work bounded, and all of it dropped with its reader."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from headwater.core.spec import TensorSpec
+from headwater.data import extract
+from headwater.data.extract import SLOTS, Extractor
+from headwater.data.store import open_store
+from headwater.errors import ChangedError, HeadwaterError
+
+
+@pytest.fixture
+def extractor():
+    extractor = Extractor(2, 4)
+    yield extractor
+    extractor.close()
+
+
+@pytest.fixture
+def copies(pictures, tmp_path):
+    """Three pictures of our own, free to be damaged."""
+    folder = tmp_path / "copies"
+    for name in ("a/000.jpg", "b/001.jpg", "c/002.jpg"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes((pictures / name).read_bytes())
+    return folder
+
+
+def eventually(holds, within_s=20):
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to hold"
+        time.sleep(0.01)
+
+
+def idle(extractor):
+    return not extractor._readers._tasks and not extractor._compute._tasks
+
+
+def rows_of(extractor, chunk, run=None):
+    parts = list(extractor.rows(open_store(chunk.extraction.url), chunk, run))
+    return [int(i) for part in parts for i in part.ids], {bad.sample: bad for part in parts for bad in part.bad}
+
+
+@pytest.mark.parametrize("node_batch", [1, 2, 50])
+def test_every_sample_has_a_row_or_a_reason(extractor, copies, chunk_of, node_batch):
+    chunk = chunk_of(folder=copies, node_batch=node_batch)
+    whole = (copies / "b/001.jpg").read_bytes()
+    (copies / "b/001.jpg").write_bytes(b"x" * len(whole))
+    (copies / "c/002.jpg").unlink()
+    chunk = chunk_of_same(chunk, etags=False)
+    ids, bad = rows_of(extractor, chunk)
+    assert ids == [0]
+    assert bad[1].key == "b/001.jpg"
+    assert "not a picture" in bad[1].reason
+    assert "list the data again" in bad[2].reason
+
+
+def chunk_of_same(chunk, etags):
+    """The chunk again, without the etags, as of a store that has none."""
+    from dataclasses import replace
+
+    return replace(chunk, samples=tuple(ref if etags else replace(ref, etag="") for ref in chunk.samples))
+
+
+def test_groups_without_a_good_sample_hold_no_buffer(extractor, copies, chunk_of):
+    for path in copies.rglob("*.jpg"):
+        path.write_bytes(b"broken")
+    chunk = chunk_of(folder=copies, node_batch=1)
+    passage = extract._Passage(extractor, open_store(chunk.extraction.url), chunk, None)
+    assert [len(part.bad) for part in passage.parts(lambda: False)] == [3]
+    assert passage._buffers == {}
+
+
+def test_a_file_replaced_after_the_listing_is_an_error(extractor, copies, chunk_of):
+    chunk = chunk_of(folder=copies)
+    (copies / "a/000.jpg").write_bytes((copies / "b/001.jpg").read_bytes() + b"more")
+    with pytest.raises(ChangedError, match=r"a/000.jpg.*start a new job"):
+        rows_of(extractor, chunk)
+
+
+def test_an_unforeseen_error_reaches_the_reader(extractor, chunk_of):
+    def explode(rows):
+        raise ZeroDivisionError("inside")
+
+    with pytest.raises(HeadwaterError, match="unexpected ZeroDivisionError: inside"):
+        rows_of(extractor, chunk_of(), explode)
+    eventually(lambda: idle(extractor))
+
+
+def test_an_abandoned_stream_is_dropped(extractor, chunk_of):
+    stream = extractor.rows(open_store(chunk_of().extraction.url), chunk_of(node_batch=2), None)
+    next(stream)
+    stream.close()
+    eventually(lambda: idle(extractor))
+    before = extractor.busy.to_json()["num_rows"]
+    assert rows_of(extractor, chunk_of())[0] != []
+    assert extractor.busy.to_json()["num_rows"] == before + 50
+
+
+def test_a_reader_who_does_not_read_holds_up_at_most_the_slots(extractor, chunk_of):
+    stream = extractor.rows(open_store(chunk_of().extraction.url), chunk_of(node_batch=4), None)
+    next(stream)
+    eventually(lambda: extractor.busy.to_json()["num_rows"] >= 4 * SLOTS and idle(extractor))
+    assert extractor.busy.to_json()["num_rows"] == 4 * SLOTS
+    stream.close()
+
+
+def test_a_long_silence_is_broken_by_signs_of_life(extractor, chunk_of, monkeypatch):
+    """A gRPC server hangs up on a client that pings for 30 s without hearing anything."""
+    monkeypatch.setattr(extract, "SIGN_OF_LIFE_S", 0.0)
+    go_on = threading.Event()
+
+    def slow(rows):
+        go_on.wait(20)
+        return [np.zeros((len(rows), 3), np.float32)]
+
+    chunk = chunk_of(prefix="0" * 64, node_batch=50)
+    assert chunk.extraction.boundary == (TensorSpec("mean", (3,), "float32"),)
+    stream = extractor.rows(open_store(chunk.extraction.url), chunk, slow)
+    assert [len(next(stream).ids) for _ in range(2)] == [0, 0]
+    go_on.set()
+    assert sum(len(part.ids) for part in stream) == 50
+
+
+def test_cancelled_streams_free_their_turns_on_a_node(node, client, raw, chunk_of, never):
+    """More streams than turns, each left after its first batch."""
+    import pyarrow.flight as flight
+
+    from headwater.node.service import MAX_CHUNKS
+
+    ticket = flight.Ticket(chunk_of(node_batch=1).dumps())
+    for _ in range(MAX_CHUNKS + 4):
+        reader = raw.do_get(ticket)
+        reader.read_chunk()
+        reader.cancel()
+        del reader
+    assert client.rows(chunk_of(), never).good.all()
+    eventually(lambda: idle(node._extractor) and node._turns._value == MAX_CHUNKS)

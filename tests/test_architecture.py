@@ -1,0 +1,107 @@
+"""The direction of imports, and what a node must never do, read from the source itself."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "headwater"
+# Per part: the parts of ours that it may import (besides itself and `errors`), and the others' packages it may not.
+MAY_IMPORT = {
+    "core": set(),
+    "data": {"core"},
+    "model": {"core"},
+    "node": {"core", "data", "version"},
+    "train": {"core", "data", "model", "progress", "version"},
+}
+NEVER = {"data": {"torch"}, "node": {"torch"}}
+CORE_OTHERS = {"numpy"}
+
+
+def files(part):
+    return sorted((SOURCE / part).rglob("*.py"))
+
+
+def imports(path):
+    """(module, is it at import time) of every import in a file."""
+    tree = ast.parse(path.read_text())
+    late = {id(inner) for outer in ast.walk(tree) if isinstance(outer, ast.FunctionDef) for inner in ast.walk(outer)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, id(node) not in late) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            if node.module == "headwater":
+                yield from ((f"headwater.{name.name}", id(node) not in late) for name in node.names)
+            else:
+                yield node.module, id(node) not in late
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_imports_point_to_core(part):
+    allowed = MAY_IMPORT[part] | {part, "errors"}
+    for path in files(part):
+        for module, _ in imports(path):
+            if module.split(".")[0] == "headwater":
+                assert module.split(".")[1] in allowed, f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("part", NEVER)
+def test_a_storage_box_needs_no_torch(part):
+    for path in files(part):
+        for module, at_import in imports(path):
+            assert not at_import or module.split(".")[0] not in NEVER[part], f"{path} imports {module}"
+
+
+def test_core_imports_numpy_and_the_standard_library_alone():
+    for path in files("core"):
+        for module, _ in imports(path):
+            top = module.split(".")[0]
+            assert top in CORE_OTHERS | {"headwater"} or top in sys.stdlib_module_names, f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("name", ["time", "threading", "socket", "random", "asyncio", "queue", "subprocess", "os"])
+def test_core_has_no_clock_thread_or_socket(name):
+    for path in files("core"):
+        assert name not in {module.split(".")[0] for module, _ in imports(path)}, path
+
+
+@pytest.mark.parametrize("part", ["core", "data", "node"])
+def test_nothing_on_a_node_unpickles_or_runs_what_it_was_sent(part):
+    banned_modules = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "torch", "runpy"}
+    for path in files(part):
+        for module, _ in imports(path):
+            # data.torchvision looks at torchvision's own objects, on the trainer
+            assert module.split(".")[0] not in banned_modules or path.name == "torchvision.py", f"{path}: {module}"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("eval", "exec", "compile", "__import__"), f"{path}:{node.lineno}: {called}"
+                assert called not in ("np.load", "numpy.load", "np.fromfile"), f"{path}:{node.lineno}: {called}"
+                assert not any(word.arg == "allow_pickle" for word in node.keywords), f"{path}:{node.lineno}"
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["headwater", "headwater.node.service", "headwater.node.serve", "headwater.cli"])
+def test_it_imports_where_torch_and_onnx_are_missing(name):
+    hide = "import sys; sys.modules.update(dict.fromkeys(['torch', 'onnx', 'onnxscript', 'torchvision', 'timm']))"
+    done = python(f"{hide}; import {name}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_running_node_has_not_imported_torch(tmp_path):
+    code = f"""
+import sys
+from pathlib import Path
+from headwater.node.service import Node
+node = Node("grpc://127.0.0.1:0", ({str(tmp_path)!r},), state=Path({str(tmp_path)!r}), num_threads=1)
+node.stop(5)
+print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "torchvision", "onnx", "onnxscript", "timm"}}))
+"""
+    done = python(code)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,59 @@
+"""What users rely on by name: a change here is a change for them, and belongs in the changelog."""
+
+import headwater as hw
+from headwater.core.plan import Plan
+
+
+def test_the_public_names():
+    expected = ["HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision", "near",
+                "transforms"]  # fmt: skip
+    assert sorted(hw.__all__) == expected
+    assert all(getattr(hw, name) is not None for name in expected)
+    assert dir(hw) == sorted(hw.__all__)
+
+
+def test_the_verbs_of_the_command_line():
+    import typer
+
+    from headwater.cli import typer_app
+
+    command = typer.main.get_command(typer_app)
+    assert sorted(command.commands) == ["cuts", "serve", "train"]
+    options = {name: sorted(option for each in verb.params for option in each.opts if option.startswith("--"))
+               for name, verb in command.commands.items()}  # fmt: skip
+    assert options == {
+        "cuts": ["--all", "--json", "--size", "--until"],
+        "serve": ["--listen", "--max-upload", "--open", "--state", "--threads"],
+        "train": ["--resume"],
+    }
+
+
+def test_the_fields_of_the_plan_format():
+    assert Plan().to_json() == {
+        "format": "headwater-plan",
+        "version": 1,
+        "stages": {"read": "host", "decode": "host", "augment": "host", "prefix": "host", "suffix": "host",
+                   "loss": "host", "gradients": "host", "reduce": "host"},
+        "cut": {"index": 0, "name": "input"},
+        "precision": "fp32",
+        "codec": "raw",
+        "compression": "none",
+        "node_batch": 32,
+        "chunk_rows": 64,
+        "prefetch": 3,
+    }  # fmt: skip
+
+
+def test_the_tree_of_errors():
+    from headwater import errors
+
+    tree = {name: kind.__base__.__name__ for name, kind in vars(errors).items() if isinstance(kind, type)
+            and issubclass(kind, errors.HeadwaterError)}  # fmt: skip
+    assert tree == {
+        "HeadwaterError": "Exception", "ConfigError": "HeadwaterError", "PlanError": "HeadwaterError",
+        "ModelError": "HeadwaterError", "CaptureError": "ModelError", "ImpureError": "ModelError",
+        "DataError": "HeadwaterError", "EmptyDataError": "DataError", "LabelError": "DataError",
+        "BadSampleError": "DataError", "ChangedError": "DataError", "StoreError": "DataError",
+        "TransformError": "DataError", "NodeError": "HeadwaterError", "UnreachableError": "NodeError",
+        "VersionError": "NodeError", "RefusedError": "NodeError", "DamagedError": "NodeError",
+    }  # fmt: skip
