@@ -82,11 +82,19 @@ def test_nonsense_edited_into_a_file_is_named_field_by_field():
     data["stages"]["decode"] = 7
     data["cut"]["index"] = "two"
     data["colour"] = "blue"
+    data["node_batch"] = 0
     data["version"] = 99
     del data["codec"]
     with pytest.raises(PlanError) as caught:
         Plan.loads(json.dumps(data))
-    for part in ("decode is 7", "cut is 'two'", "colour is not a field", "version is 99", "codec is missing"):
+    for part in (
+        "decode is 7",
+        "cut is 'two'",
+        "colour is not a field",
+        "version is 99",
+        "codec is missing",
+        "node_batch is 0",
+    ):
         assert part in str(caught.value)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -101,7 +101,7 @@ def near_plan(cut: Cut, **changes: Any) -> Plan:
 
 def check(plan: Plan, cuts: Sequence[Cut], *, node_memory_bytes: int | None = None) -> None:
     """Raise one PlanError with everything that keeps this plan from being carried out on this model."""
-    faults = _own_faults(plan)
+    faults = _own_faults(asdict(plan))
     cut = next((cut for cut in cuts if cut.index == plan.cut), None)
     if cut is None:
         faults.append(f"cut {plan.cut} is not a position of this model; it has 0 to {len(cuts) - 1}")
@@ -121,34 +121,35 @@ def check(plan: Plan, cuts: Sequence[Cut], *, node_memory_bytes: int | None = No
         raise PlanError(faults)
 
 
-def _own_faults(plan: Plan) -> list[str]:
-    """What is wrong with a plan whatever the model."""
+def _own_faults(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a plan whatever the model; a check is left out where a field it needs could not be read."""
     faults = []
-    for stage, tier in plan.stages.items():
-        if tier not in TIERS_OF[stage]:
-            faults.append(f"{stage} is placed on {tier!r}; it can run on {', '.join(TIERS_OF[stage])}")
+    for stage in STAGES:
+        if stage in values and values[stage] not in TIERS_OF[stage]:
+            faults.append(f"{stage} is placed on {values[stage]!r}; it can run on {', '.join(TIERS_OF[stage])}")
     for earlier, later in pairwise(STAGES[:4]):
-        tier = getattr(plan, earlier)
-        if getattr(plan, later) == "storage" and tier != "storage":
+        tier = values.get(earlier, "storage")
+        if values.get(later) == "storage" and tier != "storage":
             faults.append(f"{later} is on storage but {earlier}, which comes before it, is on {tier}; "
                           f"move {earlier} to storage or {later} off it")  # fmt: skip
-    if plan.read == "storage" and plan.augment != "storage":
+    if values.get("read") == "storage" and values.get("augment", "storage") != "storage":
         faults.append("read is on storage but augment is not; rows leave a node after augment or after the prefix, "
                       "so place read, decode and augment on the same side")  # fmt: skip
-    if plan.cut > 0 and plan.prefix != "storage":
-        faults.append(f"the cut at {plan.cut_name!r} ({plan.cut}) needs the prefix on storage; it is on {plan.prefix}")
-    if plan.cut == 0 and plan.prefix == "storage":
+    cut, prefix = values.get("cut"), values.get("prefix")
+    if cut is not None and cut < 0:
+        faults.append(f"cut is {cut}; it must be 0 or more")
+    if cut is not None and cut > 0 and prefix not in (None, "storage"):
+        faults.append(f"the cut at {cut} needs the prefix on storage; it is on {prefix}")
+    if cut == 0 and prefix == "storage":
         faults.append("the prefix is on storage but the cut is 0, in front of the first layer; choose a later cut")
-    if plan.cut < 0:
-        faults.append(f"cut is {plan.cut}; it must be 0 or more")
     for name, allowed in (("precision", PRECISIONS), ("codec", tuple(CODECS)), ("compression", COMPRESSIONS)):
-        if getattr(plan, name) not in allowed:
-            faults.append(f"{name} is {getattr(plan, name)!r}; it must be one of {', '.join(allowed)}")
+        if name in values and values[name] not in allowed:
+            faults.append(f"{name} is {values[name]!r}; it must be one of {', '.join(allowed)}")
     for name, (low, high) in LIMITS.items():
-        if not low <= getattr(plan, name) <= high:
-            faults.append(f"{name} is {getattr(plan, name)}; it must lie between {low} and {high}")
-    if plan.node_batch > plan.chunk_rows:
-        faults.append(f"node_batch ({plan.node_batch}) is larger than chunk_rows ({plan.chunk_rows}); "
+        if name in values and not low <= values[name] <= high:
+            faults.append(f"{name} is {values[name]}; it must lie between {low} and {high}")
+    if values.get("node_batch", 0) > values.get("chunk_rows", LIMITS["node_batch"][1]):
+        faults.append(f"node_batch ({values['node_batch']}) is larger than chunk_rows ({values['chunk_rows']}); "
                       "a node never gets that many rows at once")  # fmt: skip
     return faults
 
@@ -179,11 +180,9 @@ def _read(data: object) -> tuple[Plan | None, list[str]]:
                 faults.append(f"{where}{name} is missing")
             else:
                 values[field] = part[name]
-    whole = len(values) == len(fields(Plan))
     for each in fields(Plan):
         wanted = int if each.type == "int" else str
         if each.name in values and type(values[each.name]) is not wanted:
             faults.append(f"{each.name} is {values.pop(each.name)!r}; it must be {wanted.__name__}")
-            whole = False
-    plan = Plan(**values)
-    return plan, faults + (_own_faults(plan) if whole else [])
+    faults += _own_faults(values)
+    return (None if faults else Plan(**values)), faults

@@ -29,10 +29,12 @@ from headwater.data.layouts import list_samples
 from headwater.data.samples import Samples
 from headwater.data.store import Store, full_url, open_store, redact
 from headwater.errors import ConfigError, HeadwaterError, RefusedError
+from headwater.node.memory import memory_bytes
 from headwater.node.prefixes import Prefixes
 from headwater.version import VERSION
 
 MAX_CHUNKS = 16  # worked on at once; further ones wait their turn
+MAX_STORES = 64  # connections kept open; the oldest is dropped
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ class Node(flight.FlightServerBase):
             "protocol": wire.PROTOCOL,
             "roots": list(self.roots),
             "num_threads": self.num_threads,
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "memory_bytes": memory_bytes(),
             "codecs": list(codecs.CODECS),
             "precisions": list(PRECISIONS),
             "engine": "onnxruntime",
@@ -178,6 +180,8 @@ class Node(flight.FlightServerBase):
     def _store(self, url: str) -> Store:
         with self._lock:
             if url not in self._stores:
+                if len(self._stores) >= MAX_STORES:
+                    del self._stores[next(iter(self._stores))]
                 self._stores[url] = open_store(url)
             return self._stores[url]
 

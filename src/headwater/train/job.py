@@ -140,9 +140,10 @@ def near(
             if isinstance(nodes, str) or not nodes:
                 raise ConfigError(f'nodes is {nodes!r}; it must be a list of addresses, None, or "inline"')
             clients = [NodeClient(address) for address in nodes]
+        memories = []
         for client in clients:
             stack.callback(client.close)
-            client.hello()
+            memories.append(int(client.hello().get("memory_bytes", 0)))
 
         with progress.step(f"listing {url}") as tick:
             listing = Listing(url, layout, path_column, label_column)
@@ -153,7 +154,7 @@ def near(
             captured = capture(model, _example(model, pipeline))
             all_cuts = find_cuts(captured)
         chosen = _plan(plan, model, all_cuts, cut, codec, bool(rest))
-        check(chosen, all_cuts)
+        check(chosen, all_cuts, node_memory_bytes=min(memories, default=None))
         the_cut = all_cuts[chosen.cut]
         boundary = the_cut.boundary if chosen.prefix == "storage" else (pipeline.pixel_spec,)
 
