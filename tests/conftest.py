@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from PIL import Image
 
 try:
@@ -36,6 +37,10 @@ else:
     TORCHVISION_OPS = torch.library.Library("torchvision", "DEF")
     TORCHVISION_OPS.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     TORCHVISION_OPS.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+# A slow machine is not a failing test: no example is judged by the clock.
+settings.register_profile("headwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("headwater")
 
 # Caches of this session alone: a test never sees what an earlier run, or the user, left there.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="headwater-tests-")
