@@ -28,6 +28,8 @@ from headwater.errors import ConfigError, DamagedError
 PROTOCOL = 1
 MAX_REQUEST_BYTES = 64 << 20
 MAX_ROW_BYTES = 1 << 30
+MAX_BLOB_BYTES = 1 << 28
+MAX_PROBE_SAMPLES = 256
 MAX_TENSORS = 256  # of a row; the widest boundary of a DenseNet has about 60
 MAX_ERROR_BYTES = 3000  # an error travels in the trailers of a call, which hold 8 KB, in base64
 UNKNOWN_PREFIX = "unknown prefix"  # in the text of a RefusedError: upload it, then ask again
@@ -141,7 +143,27 @@ class Chunk:
         ).encode()
 
 
-def loads(ticket: bytes) -> Listing | Chunk:
+@dataclass(frozen=True)
+class Probe:
+    """Ask a node what the work on these samples costs there."""
+
+    chunk: Chunk
+
+    def dumps(self) -> bytes:
+        return json.dumps({**json.loads(self.chunk.dumps()), "kind": "probe"}, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Ask a node for some bytes that mean nothing, to measure the way they take."""
+
+    num_bytes: int
+
+    def dumps(self) -> bytes:
+        return json.dumps({"kind": "blob", "protocol": PROTOCOL, "num_bytes": self.num_bytes}).encode()
+
+
+def loads(ticket: bytes) -> Listing | Chunk | Probe | Blob:
     """Read a request from whoever sent it."""
     if len(ticket) > MAX_REQUEST_BYTES:
         raise ConfigError(f"a request of {len(ticket)} bytes; the limit is {MAX_REQUEST_BYTES}; lower chunk_rows")
@@ -160,7 +182,12 @@ def loads(ticket: bytes) -> Listing | Chunk:
             if column is not None and type(column) not in (int, str):
                 raise ConfigError(f"a column is named by text or number, not {column!r}")
         return Listing(data["url"], data["layout"], *columns)
-    if data["kind"] == "rows":
+    if data["kind"] == "blob":
+        _require(data, num_bytes=int)
+        if not 0 < data["num_bytes"] <= MAX_BLOB_BYTES:
+            raise ConfigError(f"a blob of {data['num_bytes']} bytes; it has 1 to {MAX_BLOB_BYTES}")
+        return Blob(data["num_bytes"])
+    if data["kind"] in ("rows", "probe"):
         _require(data, job=str, seed=int, epoch=int, index=int, extraction=dict, samples=list)
         for name in ("seed", "epoch", "index"):
             if not 0 <= data[name] < 2**63:
@@ -171,8 +198,13 @@ def loads(ticket: bytes) -> Listing | Chunk:
         if len({ref.id for ref in samples}) != len(samples):
             raise ConfigError("a chunk names the same sample twice")
         extraction = Extraction.from_json(data["extraction"])
-        return Chunk(extraction, data["job"], data["seed"], data["epoch"], data["index"], samples)
-    raise ConfigError(f"a request of kind {data['kind'][:40]!r}; it must be listing or rows")
+        chunk = Chunk(extraction, data["job"], data["seed"], data["epoch"], data["index"], samples)
+        if data["kind"] == "rows":
+            return chunk
+        if len(samples) > MAX_PROBE_SAMPLES:
+            raise ConfigError(f"a probe of {len(samples)} samples; the limit is {MAX_PROBE_SAMPLES}")
+        return Probe(chunk)
+    raise ConfigError(f"a request of kind {data['kind'][:40]!r}; it must be listing, rows, probe or blob")
 
 
 def rows_schema(codec: str, boundary: Boundary) -> pa.Schema:
@@ -229,6 +261,7 @@ def unpack_bad(metadata: bytes) -> list[Bad]:
 
 
 LISTING_SCHEMA = pa.schema(SCHEMA)
+BLOB_SCHEMA = pa.schema([pa.field("bytes", pa.binary())])
 
 
 def listing_progress(num_samples: int) -> tuple[pa.RecordBatch, bytes]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -15,7 +18,8 @@ from headwater.node.onnxfile import check_self_contained
 class Engine:
     """One prefix, ready to run. Threads may call `run` at the same time."""
 
-    def __init__(self, model: bytes) -> None:
+    def __init__(self, model: bytes, profile: str | None = None) -> None:
+        """`profile` names a file for ONNX Runtime's own timing of each kernel; see `kernels`."""
         options = ort.SessionOptions()
         # Parallelism comes from running several groups at once, one a core: a session that also splits each group
         # would fight the decoders for the same cores.
@@ -27,6 +31,9 @@ class Engine:
         # can't look into.
         options.add_session_config_entry("session.load_model_format", "ONNX")
         options.log_severity_level = 4  # errors come back as exceptions; the log would only repeat them
+        if profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = profile
         check_self_contained(model)
         try:
             self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -50,6 +57,16 @@ class Engine:
             if tensor.shape != (len(rows), *spec.shape) or str(tensor.dtype) != spec.dtype:
                 raise RefusedError(f"the prefix gave {tensor.dtype}{list(tensor.shape)} where the request wants {spec}")
         return tensors
+
+    def kernels(self, rows: np.ndarray) -> list[list[Any]]:
+        """[name, seconds] of every kernel for these rows, in the order they ran; ends the profile."""
+        inputs = {self._inputs[0]: rows}
+        for _ in range(2):  # the first run warms up
+            self._session.run(self._outputs, inputs)
+        events = json.loads(Path(self._session.end_profiling()).read_text())
+        ran = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
+        last = ran[len(ran) // 2 :]
+        return [[event["name"].removesuffix("_kernel_time"), event["dur"] / 1e6] for event in last]
 
 
 def _first_line(error: Exception) -> str:

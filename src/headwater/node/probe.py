@@ -1,0 +1,136 @@
+"""Measures what work costs on this node: read, decode, every part of a prefix, codecs, memory.
+
+Owns the measurement. It runs in a child process (`python -m headwater.node.probe`, a request on standard input, JSON on
+standard output), so that clocks and memory are not blurred by other requests and a prefix that takes too much memory
+kills the child and not the node. Seconds are CPU-seconds of one core; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwater.core import codecs
+from headwater.core.draw import Draw
+from headwater.core.spec import row_bytes
+from headwater.data import wire
+from headwater.data.store import open_store
+from headwater.errors import BadSampleError, HeadwaterError
+from headwater.node.engine import Engine
+
+MEASURE_S = 1.5  # of CPU for the prefix; enough for two groups of a slow one, and many of a fast one
+
+
+def probe(chunk: wire.Chunk, model: bytes | None) -> dict[str, Any]:
+    """The costs of this chunk's samples, one after the other, in one thread."""
+    want = chunk.extraction
+    store = open_store(want.url)
+    found: dict[str, Any] = {"base_bytes": _resident_bytes()}
+    data = {}
+    wall, cpu = time.perf_counter(), time.process_time()
+    for ref in chunk.samples:
+        try:
+            data[ref.id] = bytes(store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag))
+        except BadSampleError:
+            continue  # a job meets it in its turn; the others tell the cost as well
+    num_read = max(len(data), 1)
+    found["read_s"] = (time.process_time() - cpu) / num_read
+    found["read_wait_s"] = max(0.0, (time.perf_counter() - wall) / num_read - found["read_s"])
+    found["sample_bytes"] = sum(map(len, data.values())) / num_read
+    pixels, decode_s = [], 0.0
+    for ref in chunk.samples:
+        if ref.id in data:
+            start = time.thread_time()
+            try:
+                pixels.append(want.transforms.pixels(data[ref.id], ref.key, Draw(chunk.seed, chunk.epoch, ref.id)))
+            except BadSampleError:
+                continue
+            decode_s += time.thread_time() - start
+    if not pixels:
+        raise BadSampleError(chunk.samples[0].key, f"none of {len(chunk.samples)} samples could be decoded")
+    found["decode_s"] = decode_s / len(pixels)
+    rows = np.stack([pixels[number % len(pixels)] for number in range(want.node_batch)])
+    tensors: Any = [rows]
+    if model is not None:
+        found["finish_s"], inputs = _per_row(lambda: want.transforms.finish(rows), len(rows))
+        tensors = _probe_prefix(found, model, inputs, want)
+    found["encode_s_per_byte"] = _probe_codecs(chunk, tensors)
+    return found
+
+
+def _probe_prefix(found: dict[str, Any], model: bytes, inputs: np.ndarray, want: wire.Extraction) -> Any:
+    before = _resident_bytes()
+    engine = Engine(model)
+    found["fixed_bytes"] = max(0, _resident_bytes() - before)
+    engine.run(inputs[:1], want.boundary)  # lays out memory once, whatever the batch
+    before = _reset_peak()
+    tensors = engine.run(inputs, want.boundary)
+    found["row_bytes"] = max(0, _peak_bytes() - before) // len(inputs)
+    found["prefix_s"], tensors = _per_row(lambda: engine.run(inputs, want.boundary), len(inputs), MEASURE_S)
+    with tempfile.TemporaryDirectory(prefix="headwater-probe-") as folder:
+        found["kernels"] = Engine(model, profile=str(Path(folder) / "run")).kernels(inputs)
+    return tensors
+
+
+def _probe_codecs(chunk: wire.Chunk, tensors: Any) -> dict[str, float]:
+    want = chunk.extraction
+    ids = np.arange(len(tensors[0]))
+    num_bytes = row_bytes(want.boundary) * len(ids)
+    costs = {}
+    for name in codecs.CODECS:
+        try:
+            seconds, _ = _per_row(lambda name=name: wire.pack_rows(name, want.boundary, ids, tensors), 1)  # type: ignore[misc]
+        except HeadwaterError:
+            continue  # values that this codec can't hold: it is not for this model
+        costs[name] = seconds / num_bytes
+    return costs
+
+
+def _per_row(work: Callable[[], Any], num_rows: int, at_least_s: float = 0.05) -> tuple[float, Any]:
+    """CPU-seconds a row, and the last result; the first run warms up and does not count."""
+    result = work()
+    start, runs = time.process_time(), 0
+    while runs < 2 or time.process_time() - start < at_least_s:
+        result = work()
+        runs += 1
+        if runs >= 2 and time.process_time() - start > at_least_s:
+            break
+    return (time.process_time() - start) / (runs * num_rows), result
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _reset_peak() -> int:
+    """Forget the highest resident size so far; returns the present one."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _resident_bytes()
+
+
+def _peak_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def main() -> None:
+    request = wire.loads(sys.stdin.buffer.readline())
+    assert isinstance(request, wire.Probe)
+    path = sys.stdin.buffer.readline().decode().strip()
+    try:
+        answer: dict[str, Any] = probe(request.chunk, Path(path).read_bytes() if path else None)
+    except HeadwaterError as error:
+        answer = {"error": wire.error_to_wire(error).decode()}
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
