@@ -77,8 +77,8 @@ class Rig:
     """Nodes with a link each, one trainer.
 
     `trainer_link` is the trainer's own port, which all nodes share. `store_link` is the trainer's way to the store when
-    it reads by itself; without one it is the trainer's port, else the fastest of the nodes' links. `trainer_reads` is
-    False where the trainer has no way to the store at all.
+    it reads by itself; without one it is the trainer's port, else as good as the best of the nodes' links.
+    `trainer_reads` is False where the trainer has no way to the store at all.
     """
 
     nodes: tuple[Device, ...] = field(metadata=formed(Many(Part(Device))))
@@ -106,9 +106,12 @@ class Rig:
     @property
     def to_store(self) -> Link:
         """The link the trainer reads over when it reads by itself."""
-        if self.store_link or self.trainer_link:
-            return self.store_link or self.trainer_link  # type: ignore[return-value]
-        return max(self.links, key=lambda link: (link.down_bytes_per_s, -link.latency_s))
+        link = self.store_link or self.trainer_link
+        return link if link is not None else Link(
+            max(each.down_bytes_per_s for each in self.links),
+            max(each.up_bytes_per_s for each in self.links),
+            min(each.latency_s for each in self.links),
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; a field that is not set is left out."""
