@@ -299,9 +299,9 @@ def _curve_faults(what: str, values: Sequence[float | None], cuts: Sequence[Cut]
     highest, at = 0.0, ""
     for cut, value in known:
         if value < highest * (1 - NOISE):
-            more = "later" if rising else "earlier"
+            more = "a later" if rising else "an earlier"
             faults.append(f"{what} costs {value:.3g} s at {cut.name!r} but {highest:.3g} s at {at!r}; "
-                          f"a {more} cut can't cost less")  # fmt: skip
+                          f"{more} cut can't cost less")  # fmt: skip
             break
         if value > highest:
             highest, at = value, cut.name

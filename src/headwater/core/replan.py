@@ -116,8 +116,8 @@ class Replanner:
         self._since = min(self._since + seen.num_chunks, self._min_chunks)
         if not self._plan.uses_storage:
             return []
-        for kind, name, ratio in self._readings(seen):
-            self._note(kind, name, ratio, waited=seen.wait_fraction >= WAITING)
+        waited = seen.wait_fraction >= WAITING
+        self._streaks = {key: self._longer(key, ratio, waited) for key, ratio in self._readings(seen).items()}
         sure = {key: streak for key, streak in self._streaks.items() if streak.length >= IN_A_ROW}
         if not sure or self._since < self._min_chunks:
             return []
@@ -126,49 +126,62 @@ class Replanner:
         self.adopted(self._plan)
         return [Replan(self._rig, why)]
 
-    def _readings(self, seen: Window) -> list[tuple[str, str, float]]:
-        """(node or link, name, measured ÷ believed) for every rate that says something."""
-        found = []
+    def _readings(self, seen: Window) -> dict[tuple[str, str], float]:
+        """Measured ÷ believed, for every rate that says something."""
+        found = {}
         for device, link in zip(self._rig.nodes, self._rig.links, strict=True):
             made = seen.node_rows_per_s.get(device.name)
             carried = seen.link_bytes_per_s.get(device.name)
             if made is not None:
-                found.append(("node", device.name, made * self._work.node_s / device.capacity))
+                found["node", device.name] = made * self._work.node_s / device.capacity
             if carried is not None:
                 believed_made = device.capacity / self._work.node_s if self._work.node_s > 0 else float("inf")
                 supply = (believed_made if made is None else made) * self._work.down_bytes
-                ratio = carried / self._believed_down(link)
-                if ratio >= 1 or supply > carried * (1 + TOLERANCE):
-                    found.append(("link", device.name, ratio))
+                least, most = self._believed_down(link)
+                if carried >= least or supply > carried * (1 + TOLERANCE):
+                    found["link", device.name] = max(carried / most, min(carried / least, 1.0))
         return found
 
-    def _believed_down(self, link: Link) -> float:
+    def _believed_down(self, link: Link) -> tuple[float, float]:
+        """What a node's link should carry: at least its part of the trainer's port, at most all of it."""
         port = self._rig.trainer_link
-        return link.down_bytes_per_s if port is None else min(link.down_bytes_per_s, port.down_bytes_per_s)
+        if port is None:
+            return link.down_bytes_per_s, link.down_bytes_per_s
+        whole = min(link.down_bytes_per_s, port.down_bytes_per_s)
+        return min(whole, port.down_bytes_per_s / len(self._rig.nodes)), whole
 
-    def _note(self, kind: str, name: str, ratio: float, *, waited: bool) -> None:
+    def _longer(self, key: tuple[str, str], ratio: float, waited: bool) -> _Streak:
         high, low = ratio > 1 + TOLERANCE, ratio < 1 - TOLERANCE and waited
         sign = 1 if high else -1 if low else 0
-        before = self._streaks.get((kind, name), _Streak())
+        before = self._streaks.get(key, _Streak())
         length = 0 if sign == 0 else before.length + 1 if sign == before.sign else 1
-        self._streaks[kind, name] = _Streak(sign, length, ratio)
+        return _Streak(sign, length, ratio)
 
     def _changed(self, sure: Mapping[tuple[str, str], _Streak]) -> tuple[Rig, tuple[str, ...]]:
         """The rig as it is now, and what changed."""
-        nodes, links, why = list(self._rig.nodes), list(self._rig.links), []
-        port = self._rig.trainer_link
-        for index, device in enumerate(self._rig.nodes):
+        rig, why = self._rig, []
+        nodes, links, port, store = list(rig.nodes), list(rig.links), rig.trainer_link, rig.store_link
+        slower = [streak.ratio for key, streak in sure.items() if key[0] == "link" and streak.sign < 0]
+        all_slower = len(slower) == len(nodes)
+        for index, device in enumerate(rig.nodes):
             if streak := sure.get(("node", device.name)):
                 nodes[index] = _scaled_device(device, streak.ratio)
                 why.append(f"{device.name} works at {streak.ratio:.2g} times the speed it was planned for")
             if streak := sure.get(("link", device.name)):
-                rate = self._believed_down(links[index]) * streak.ratio
-                links[index] = _scaled_link(links[index], rate / links[index].down_bytes_per_s)
-                if port is not None and links[index].down_bytes_per_s > port.down_bytes_per_s:
-                    port = replace(port, down_bytes_per_s=links[index].down_bytes_per_s)
+                least, most = self._believed_down(links[index])
+                rate = streak.ratio * (least if streak.sign < 0 else most)
+                links[index] = _scaled_link(links[index], rate, streak.ratio)
+                if port is not None and rate > port.down_bytes_per_s:
+                    port = replace(port, down_bytes_per_s=rate)
                 why.append(f"the link from {device.name} carries {rate / 1e6:.3g} MB/s, "
                            f"{streak.ratio:.2g} times what was planned for")  # fmt: skip
-        return replace(self._rig, nodes=tuple(nodes), links=tuple(links), trainer_link=port), tuple(why)
+        if all_slower:
+            # What slows every node's link is most likely what they share, and the way to the store shares it, too.
+            port = _scaled_link(port, max(slower) * port.down_bytes_per_s, max(slower)) if port is not None else None
+            store = (
+                _scaled_link(store, max(slower) * store.down_bytes_per_s, max(slower)) if store is not None else None
+            )
+        return replace(rig, nodes=tuple(nodes), links=tuple(links), trainer_link=port, store_link=store), tuple(why)
 
 
 def worth_switching(now: Estimate, then: Estimate) -> bool:
@@ -184,8 +197,7 @@ def _scaled_device(device: Device, ratio: float) -> Device:
     return replace(device, speed=min(max(device.speed * max(ratio, 1e-3), 1e-4), 1e4))
 
 
-def _scaled_link(link: Link, ratio: float) -> Link:
-    """Only downwards is measured; what slows one direction mostly slows the other."""
-    down = min(max(link.down_bytes_per_s * ratio, 1.0), 1e13)
-    up = link.up_bytes_per_s * min(ratio, 1.0)  # a faster way down says nothing of the way up
-    return Link(down, min(max(up, 1.0), 1e13), link.latency_s)
+def _scaled_link(link: Link, down_bytes_per_s: float, ratio: float) -> Link:
+    """Only downwards is measured; what slows one direction mostly slows the other, what speeds it up says nothing."""
+    up = link.up_bytes_per_s * min(ratio, 1.0)
+    return Link(min(max(down_bytes_per_s, 1.0), 1e13), max(up, 1.0), link.latency_s)
