@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import strategies as st
 
-from headwater.core.cost import JobSize
 from headwater.core.cut import Cut
+from headwater.core.loads import JobSize
 from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts, spread
 from headwater.core.rig import Device, Link, Rig
 from headwater.core.spec import TensorSpec

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.cost import JobSize, estimate
+from headwater.core.cost import estimate
+from headwater.core.loads import JobSize
 from headwater.core.plan import Plan, near_plan
 from headwater.core.rig import Device, Link
 from headwater.errors import ConfigError, PlanError
@@ -131,7 +132,7 @@ def test_too_few_rows_ahead_on_a_long_way_limit_the_run_and_more_of_them_help(ma
     rig = make.rig(1000, links=(Link(1e8, 1e8, 2.0),))
     short, deep = (estimate(near_plan(make.CUTS[5], node_batch=16, chunk_rows=16, prefetch=prefetch), make.CUTS,
                             make.PROFILE, rig, make.JOB) for prefetch in (1, 24))  # fmt: skip
-    assert short.limiting == "the chunks worked ahead on store-0"
+    assert short.limiting == "the work ahead on store-0"
     assert short.steady_s > 4.0 / 16
     assert "prefetch" in short.explain()
     assert deep.limiting != short.limiting
@@ -142,7 +143,7 @@ def test_groups_as_large_as_chunks_leave_cores_idle(make):
     few, many = (estimate(near_plan(make.CUTS[5], node_batch=batch, chunk_rows=64, prefetch=3), make.CUTS,
                           make.PROFILE, rig, make.JOB) for batch in (64, 16))  # fmt: skip
     assert few.load("engine") == pytest.approx(32 / 3 * few.load("node"), rel=0.5)
-    assert few.limiting in ("the engine threads of store-0", "the chunks worked ahead on store-0")
+    assert few.limiting in ("the engine on store-0", "the work ahead on store-0")
     assert many.steady_s < few.steady_s / 2
 
 

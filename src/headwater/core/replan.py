@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from headwater.core.cost import Estimate, JobSize, Pricing
+from headwater.core.cost import Estimate
 from headwater.core.cut import Cut
+from headwater.core.loads import JobSize, Pricing
 from headwater.core.plan import Plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Device, Link, Rig
@@ -109,7 +110,7 @@ class Replanner:
         self._streaks.clear()
         # How many samples there are does not matter for what one costs.
         pricing = Pricing(self._cuts, self._profile, self._rig, JobSize(1 << 40, 1 << 10))
-        self._work = pricing.work(plan)
+        self._work = pricing.work(plan, pricing.choice(plan))
 
     def window(self, seen: Window) -> list[Replan]:
         """A window has ended, at a chunk boundary."""

@@ -1,25 +1,28 @@
 """The planner: which plan to carry out.
 
-Owns `search` and the rule that ranks plans. It tries every legal cut with every codec and precision that is allowed,
-"move only decoded pixels" and "move nothing", each with every setting of the knobs below; a bound on what knobs can
-bring keeps it from pricing most of them.
+Owns `search` and the rule that ranks plans. Every legal cut with every codec and precision that is allowed, "move only
+decoded pixels" and "move nothing" are priced, each with every setting of the knobs below.
 
-The rule. The plans that take at most 2 % longer than the fastest count as equal, since no estimate is better than that.
-Among them, "move nothing" comes first: work that stays where it was can't go wrong. Then the fewest bytes a row on the
-wire, then at least three chunks ahead, then the least node memory, the earlier cut, the least rows ahead, the shorter
-time. So the winner is never estimated slower than moving nothing.
+The rule. Plans that take at most 2 % longer than the fastest count as equal, since no estimate is better than that.
+Among them "move nothing" comes first: work that stays where it was can't go wrong. Then the fewest bytes a row on the
+wire; then groups of at least 16 rows and at least three chunks ahead, which carry a run over moments that no average
+shows; then the least node memory, the earlier cut, the fewest rows ahead. So the winner is never estimated slower
+than moving nothing.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from headwater.core.codecs import CODECS
-from headwater.core.cost import Estimate, JobSize, Pricing
+from headwater.core.cost import Estimate, estimate_with
 from headwater.core.cut import Cut
+from headwater.core.loads import Choice, JobSize, Pricing, stack
 from headwater.core.plan import PRECISIONS, Plan, near_plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Rig
@@ -30,7 +33,8 @@ EQUAL = 0.02
 NODE_BATCHES = (1, 4, 16, 32, 64)
 CHUNK_ROWS = (16, 64, 256)
 PREFETCH = (1, 3, 8, 24)
-STEADY_AHEAD = 3  # with fewer chunks ahead a moment's delay is felt at once, which no average shows
+STEADY_AHEAD = 3  # chunks: one being sent, one worked on, one waiting
+STEADY_BATCH = 16  # engines reach most of their speed from here on (docs/cost-model.md), and smaller groups are guesses
 
 NOTHING, PIXELS, PREFIX = "move nothing", "move decoded pixels", "run the prefix near the data"
 
@@ -51,7 +55,6 @@ class Ranking:
     nothing: Estimate | None
     pixels: Estimate | None
     dropped: tuple[Dropped, ...]
-    num_priced: int
 
     @property
     def best(self) -> Estimate:
@@ -86,48 +89,38 @@ def search(
     """The best plans for this job, best first. PlanError, with every reason, if none can be carried out."""
     _check_allowed(codecs, precisions, keep)
     pricing = Pricing(cuts, profile, rig, job)
-    tops: list[float] = []  # a heap of the `keep` shortest times, negated
-    found: dict[Plan, list[Estimate]] = {}
+    measured: list[tuple[Plan, Choice]] = []
     dropped: list[Dropped] = []
-    num_priced = 0
-    queue: list[tuple[float, int, Plan]] = []
-    for number, choice in enumerate(choices(cuts, rig, profile, codecs=codecs, precisions=precisions)):
+    for plan in choices(cuts, rig, profile, codecs=codecs, precisions=precisions):
         try:
-            floor_s = pricing.floor_s(_largest(choice))
+            measured.append((plan, pricing.choice(plan)))
         except PlanError as error:
-            dropped.append(Dropped(choice, "; ".join(error.faults)))
-            continue
-        # The extremes are always priced, whatever their bound.
-        queue.append((floor_s if placement(choice) == PREFIX else 0.0, number, choice))
-    for floor_s, _, choice in sorted(queue):
-        if len(tops) == keep and floor_s * (1 - 1e-9) > -tops[0] * (1 + EQUAL):
-            break
-        estimates = [pricing.estimate(plan) for plan in settings(choice)]
-        num_priced += len(estimates)
-        fitting = [each for each in estimates if each.fits]
-        if not fitting:
-            least = min(estimates, key=lambda each: (sum(part.need_bytes for part in each.memory), each.total_s))
-            dropped.append(Dropped(least.plan, "; ".join(least.faults)))
-            continue
-        found[choice] = fitting
-        heapq.heappush(tops, -min(each.total_s for each in fitting))
-        if len(tops) > keep:
-            heapq.heappop(tops)
-    if not found:
+            dropped.append(Dropped(plan, "; ".join(error.faults)))
+    table = _Table()
+    for kind in (NOTHING, PIXELS, PREFIX):
+        alike = [(plan, choice) for plan, choice in measured if placement(plan) == kind]
+        if alike:
+            table.add(pricing, [plan for plan, _ in alike], stack([choice for _, choice in alike]))
+    dropped += [_why_dropped(pricing, plan) for plan in table.too_large()]
+    if table.is_empty:
         raise PlanError([f"no plan can be carried out ({len(dropped)} tried)", *_reasons(dropped)])
-    own = {placement(choice): pick(found[choice]) for choice in found if placement(choice) != PREFIX}
-    ranked: list[Estimate] = []
-    while found and len(ranked) < keep:
-        best = pick([each for estimates in found.values() for each in estimates])
-        ranked.append(best)
-        del found[_choice_of(best.plan)]
-    return Ranking(tuple(ranked), own.get(NOTHING), own.get(PIXELS), tuple(dropped), num_priced)
+    plans: list[Estimate] = []
+    left = table.whole()
+    while len(left["total_s"]) and len(plans) < keep:
+        best = _pick(left)
+        plans.append(estimate_with(pricing, table.plan(left, best)))
+        left = {name: column[left["choice"] != left["choice"][best]] for name, column in left.items()}
+    own = {kind: _own_best(pricing, table, kind) for kind in (NOTHING, PIXELS)}
+    return Ranking(tuple(plans), own[NOTHING], own[PIXELS], tuple(dropped))
 
 
 def pick(estimates: Sequence[Estimate]) -> Estimate:
     """The one to take, by the rule at the top of this file."""
-    limit = min(each.total_s for each in estimates) * (1 + EQUAL)
-    return min((each for each in estimates if each.total_s <= limit), key=_preference)
+    rows = [(each.plan, each.total_s, each.row_bytes, each.node_bytes) for each in estimates]
+    columns = _columns([row[0] for row in rows])
+    for index, name in enumerate(("total_s", "row_bytes", "node_bytes"), start=1):
+        columns[name] = np.array([row[index] for row in rows], np.float64)
+    return estimates[_pick(columns)]
 
 
 def choices(
@@ -157,10 +150,8 @@ def choices(
 
 
 def settings(choice: Plan) -> Iterator[Plan]:
-    """A choice with every setting of the knobs. Nothing is gained by groups of different sizes on the trainer."""
-    batches: Iterable[int] = NODE_BATCHES if choice.uses_storage else (CHUNK_ROWS[0],)
-    if choice.uses_storage and choice.prefix != "storage":
-        batches = (CHUNK_ROWS[0],)
+    """A choice with every setting of the knobs. Without a prefix there is nothing to infer in groups."""
+    batches = NODE_BATCHES if choice.prefix == "storage" else (STEADY_BATCH,)
     for chunk_rows in CHUNK_ROWS:
         for node_batch in batches:
             for prefetch in PREFETCH:
@@ -173,22 +164,94 @@ def sweep(cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize, *, like
     pricing = Pricing(cuts, profile, rig, job)
     knobs: dict[str, Any] = {"node_batch": like.node_batch, "chunk_rows": like.chunk_rows, "prefetch": like.prefetch}
     wanted = choices(cuts, rig, profile, codecs=(like.codec,), precisions=(like.precision,))
-    return tuple(pricing.estimate(replace(plan, **knobs)) for plan in wanted if plan.uses_storage)
+    return tuple(estimate_with(pricing, replace(plan, **knobs)) for plan in wanted if plan.uses_storage)
 
 
-def _preference(each: Estimate) -> tuple[object, ...]:
-    plan = each.plan
-    ahead = plan.prefetch * plan.chunk_rows
-    return (placement(plan) != NOTHING, each.row_bytes, plan.prefetch < STEADY_AHEAD, each.node_bytes, plan.cut, ahead,
-            each.total_s, plan.precision, plan.codec, plan.node_batch, plan.prefetch)  # fmt: skip
+_Columns = dict[str, npt.NDArray[Any]]
+# The rule's order, after time; the last ones only make it complete.
+_RULE = ("moves", "row_bytes", "small_batch", "short_ahead", "node_bytes", "cut", "rows_ahead", "precision", "codec",
+         "node_batch", "prefetch")  # fmt: skip
 
 
-def _largest(choice: Plan) -> Plan:
-    return replace(choice, node_batch=NODE_BATCHES[-1], chunk_rows=CHUNK_ROWS[-1], prefetch=PREFETCH[-1])
+def _columns(plans: Sequence[Plan]) -> _Columns:
+    """What the rule needs to know of plans beside what they cost."""
+    codecs, precisions = list(CODECS), list(PRECISIONS)
+    rows = [
+        (placement(plan) != NOTHING, plan.prefix == "storage" and plan.node_batch < STEADY_BATCH,
+         plan.prefetch < STEADY_AHEAD, plan.cut, plan.prefetch * plan.chunk_rows, precisions.index(plan.precision),
+         codecs.index(plan.codec), plan.node_batch, plan.prefetch)
+        for plan in plans
+    ]  # fmt: skip
+    names = ("moves", "small_batch", "short_ahead", "cut", "rows_ahead", "precision", "codec", "node_batch", "prefetch")
+    return dict(zip(names, np.array(rows, np.int64).reshape(-1, len(names)).T, strict=True))
 
 
-def _choice_of(plan: Plan) -> Plan:
-    return replace(plan, node_batch=NODE_BATCHES[0], chunk_rows=CHUNK_ROWS[0], prefetch=PREFETCH[0])
+def _pick(columns: _Columns) -> int:
+    """The row to take, by the rule."""
+    equal = np.flatnonzero(columns["total_s"] <= columns["total_s"].min() * (1 + EQUAL))
+    return int(equal[np.lexsort([columns[name][equal] for name in reversed(_RULE)])[0]])
+
+
+class _Table:
+    """Every plan that fits, as columns."""
+
+    def __init__(self) -> None:
+        self._choices: list[Plan] = []
+        self._knobs: list[Plan] = []
+        self._parts: list[_Columns] = []
+
+    def add(self, pricing: Pricing, plans: list[Plan], choice: Choice) -> None:
+        """Price many choices of one placement with every setting of the knobs."""
+        first = len(self._choices)
+        self._choices += plans
+        of_choice = {name: column for name, column in _columns(plans).items() if name in _OF_CHOICE}
+        for knobs in settings(plans[0]):
+            priced = pricing.price(knobs, choice)
+            fits = np.flatnonzero(np.broadcast_to(priced.fits, len(plans)))
+            of_knobs = {**_columns([knobs]), "total_s": priced.total_s, "row_bytes": np.rint(choice.row_bytes),
+                        "node_bytes": np.rint(priced.node_bytes)}  # fmt: skip
+            columns = {name: np.broadcast_to(column, len(plans)) for name, column in (of_knobs | of_choice).items()}
+            columns["choice"] = first + np.arange(len(plans))
+            columns["knobs"] = np.full(len(plans), len(self._knobs))
+            self._knobs.append(knobs)
+            self._parts.append({name: column[fits] for name, column in columns.items()})
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(len(part["choice"]) for part in self._parts)
+
+    def too_large(self) -> list[Plan]:
+        """The choices of which no plan fits."""
+        fitting = set(self.whole()["choice"].tolist()) if self._parts else set()
+        return [plan for index, plan in enumerate(self._choices) if index not in fitting]
+
+    def whole(self) -> _Columns:
+        return {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+
+    def plan(self, columns: _Columns, row: int) -> Plan:
+        knobs = self._knobs[int(columns["knobs"][row])]
+        chosen = self._choices[int(columns["choice"][row])]
+        return replace(chosen, node_batch=knobs.node_batch, chunk_rows=knobs.chunk_rows, prefetch=knobs.prefetch)
+
+    def of(self, kind: str) -> _Columns:
+        """The plans of one placement."""
+        columns = self.whole()
+        wanted = np.array([placement(plan) == kind for plan in self._choices])[columns["choice"]]
+        return {name: column[wanted] for name, column in columns.items()}
+
+
+_OF_CHOICE = ("moves", "cut", "precision", "codec")
+
+
+def _own_best(pricing: Pricing, table: _Table, kind: str) -> Estimate | None:
+    columns = table.of(kind)
+    return estimate_with(pricing, table.plan(columns, _pick(columns))) if len(columns["total_s"]) else None
+
+
+def _why_dropped(pricing: Pricing, choice: Plan) -> Dropped:
+    """With the knobs that need the least, which are the smallest."""
+    least = next(settings(choice))
+    return Dropped(least, "; ".join(estimate_with(pricing, least).faults))
 
 
 def _check_allowed(codecs: Sequence[str], precisions: Sequence[str], keep: int) -> None:
