@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from headwater.core.cut import Cut
@@ -11,6 +12,9 @@ from headwater.core.loads import JobSize
 from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts, spread
 from headwater.core.rig import Device, Link, Rig
 from headwater.core.spec import TensorSpec
+
+settings.register_profile("core", deadline=None)  # no test asserts a wall-clock time
+settings.load_profile("core")
 
 MBIT = 1e6 / 8
 KEY = Key("model-1", "transforms-1", "data-1", "node-1", "trainer-1", "0.1.0")
@@ -106,6 +110,7 @@ def worlds(draw, max_places=4):
 def make():
     """Everything above, for tests that import nothing from each other."""
     return SimpleNamespace(
-        cuts=make_cuts, profile=make_profile, rig=make_rig, worlds=worlds(), rigs=rigs(), replace=replace,
+        cuts=make_cuts, profile=make_profile, rig=make_rig, worlds=worlds(), small_worlds=worlds(2),
+        rigs=rigs(), replace=replace,
         CUTS=CUTS, PROFILE=PROFILE, JOB=JOB, KEY=KEY, MBIT=MBIT, PLACE_S=PLACE_S, SUFFIX_S=SUFFIX_S,
     )  # fmt: skip

@@ -230,11 +230,15 @@ class Pricing:
         in_chunk = -(-self._chunk_rows(knobs) // knobs.node_batch)
         return min(self.profile.node.num_slots, in_chunk) * min(knobs.prefetch, self.profile.node.max_chunks)
 
+    def _under_way(self, knobs: Plan) -> int:
+        """Rows that a node, or a trainer that decodes, has buffers for at once."""
+        return self._groups(knobs) * min(knobs.node_batch, self._chunk_rows(knobs))
+
     def _near(self, knobs: Plan, work: Work) -> tuple[_Loads, Amount, dict[str, Amount]]:
         """Loads of nodes and links, how long the first chunk takes, and each node's busy seconds per sample."""
         node, port = self.profile.node, self.rig.trainer_link
         rows, groups = self._chunk_rows(knobs), self._groups(knobs)
-        readers = min(node.num_readers, rows * knobs.prefetch)
+        readers = min(node.num_readers, self._under_way(knobs))
         first_chunk_s, together, own = None, 0.0, []
         for each in self._alike:
             chunk_s = self._chunk_s(knobs, work, each)
@@ -287,7 +291,7 @@ class Pricing:
         loads: _Loads = [
             (STORE_DOWN, None, work.down_bytes / link.down_bytes_per_s),
             (STORE_UP, None, work.up_bytes / link.up_bytes_per_s),
-            (READS, None, lone_s / min(trainer.num_readers, rows * knobs.prefetch)),
+            (READS, None, lone_s / min(trainer.num_readers, self._under_way(knobs))),
         ]
         if port is not None and port is not link:
             loads.append((PORT_DOWN, None, work.down_bytes / port.down_bytes_per_s))
@@ -327,7 +331,7 @@ class Pricing:
     def _memory(self, knobs: Plan, choice: Choice) -> tuple[tuple[str, Alike | None, Amount, int | None], ...]:
         rows, groups = self._chunk_rows(knobs), self._groups(knobs)
         group_rows = min(knobs.node_batch, rows)
-        under_way_bytes = groups * group_rows * choice.buffer_bytes
+        under_way_bytes = self._under_way(knobs) * choice.buffer_bytes
         found: list[tuple[str, Alike | None, Amount, int | None]] = []
         # As the feed sets its window: one chunk more than each worker works ahead, and the one being used.
         window = (knobs.prefetch + 1) * (len(self.rig.nodes) if choice.near else 1) + 1
