@@ -1,0 +1,204 @@
+"""When to plan again: measured rates that have left what the plan was made for.
+
+Owns `Replanner`, a state machine: windows of measurements in, at most one decision out. It knows no clock; a window is
+reported at a chunk boundary, so that is where every decision falls. It only says that the rig has changed and how; the
+caller searches again, asks `worth_switching`, and tells the plan it goes on with.
+
+What holds (tests/core/test_replan.py explores it exhaustively):
+1. A rate within a quarter of what is believed never leads to a decision, nor does one window alone.
+2. After a decision the new rate is what is believed: the same rate, sustained, leads to no second one.
+3. Between two decisions at least `min_chunks` chunks pass.
+4. A rate that is lower only because nobody asked for more (the trainer did not wait) or because there was no more to
+   carry (the node made no more) is not taken for a slow link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from headwater.core.cost import Estimate
+from headwater.core.cut import Cut
+from headwater.core.loads import JobSize, Pricing
+from headwater.core.plan import Plan
+from headwater.core.profile import Profile
+from headwater.core.rig import Device, Link, Rig
+from headwater.errors import ConfigError
+
+TOLERANCE = 0.25  # "more than a quarter"
+IN_A_ROW = 2
+WAITING = 0.05  # a trainer that waits less is not held up by its feed
+MIN_CHUNKS = 16
+MIN_GAIN = 0.05  # estimates differ from the truth by more than smaller gains
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was measured over a few chunks.
+
+    link_bytes_per_s   per node, of its link towards the trainer while rows were on it: bytes over the seconds during
+                       which at least one reply was arriving
+    node_rows_per_s    per node, of its cores while they worked: rows over (busy thread-seconds / cores)
+    wait_fraction      of the window's time that the training loop stood waiting for rows
+    A node that was idle, or whose rate can't be told, is left out.
+    """
+
+    num_chunks: int
+    wait_fraction: float
+    link_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    node_rows_per_s: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.num_chunks < 1:
+            faults.append(f"num_chunks is {self.num_chunks}; a window has at least one")
+        if not 0 <= self.wait_fraction <= 1:
+            faults.append(f"wait_fraction is {self.wait_fraction}; it must lie between 0 and 1")
+        for what in ("link_bytes_per_s", "node_rows_per_s"):
+            faults += [f"{what} of {name} is {rate}; it must be 0 or more" for name, rate in getattr(self, what).items()
+                       if not 0 <= rate < float("inf")]  # fmt: skip
+        if faults:
+            raise ConfigError("; ".join(faults))
+
+
+@dataclass(frozen=True)
+class Replan:
+    """The rig is no longer what the plan was made for; `why` says what changed."""
+
+    rig: Rig
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Streak:
+    """Windows in a row whose rate was off to one side."""
+
+    sign: int = 0
+    length: int = 0
+    ratio: float = 1.0  # of the latest
+
+
+class Replanner:
+    """Watches one plan being carried out on one rig."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        cuts: Sequence[Cut],
+        profile: Profile,
+        rig: Rig,
+        *,
+        min_chunks: int = MIN_CHUNKS,
+    ) -> None:
+        assert min_chunks >= 1
+        self._cuts = tuple(cuts)
+        self._profile = profile
+        self._min_chunks = min_chunks
+        self._rig = rig
+        self._since = min_chunks  # chunks since the last decision; the first may come as soon as it is sure
+        self._streaks: dict[tuple[str, str], _Streak] = {}
+        self.adopted(plan)
+
+    @property
+    def rig(self) -> Rig:
+        """What is believed now."""
+        return self._rig
+
+    def adopted(self, plan: Plan) -> None:
+        """The plan that is carried out from here on, a new one or the old."""
+        self._plan = plan
+        self._streaks.clear()
+        # How many samples there are does not matter for what one costs.
+        pricing = Pricing(self._cuts, self._profile, self._rig, JobSize(1 << 40, 1 << 10))
+        self._work = pricing.work(plan, pricing.choice(plan))
+
+    def window(self, seen: Window) -> list[Replan]:
+        """A window has ended, at a chunk boundary."""
+        self._since = min(self._since + seen.num_chunks, self._min_chunks)
+        if not self._plan.uses_storage:
+            return []
+        waited = seen.wait_fraction >= WAITING
+        self._streaks = {key: self._longer(key, ratio, waited) for key, ratio in self._readings(seen).items()}
+        sure = {key: streak for key, streak in self._streaks.items() if streak.length >= IN_A_ROW}
+        if not sure or self._since < self._min_chunks:
+            return []
+        self._rig, why = self._changed(sure)
+        self._since = 0
+        self.adopted(self._plan)
+        return [Replan(self._rig, why)]
+
+    def _readings(self, seen: Window) -> dict[tuple[str, str], float]:
+        """Measured ÷ believed, for every rate that says something."""
+        found = {}
+        for device, link in zip(self._rig.nodes, self._rig.links, strict=True):
+            made = seen.node_rows_per_s.get(device.name)
+            carried = seen.link_bytes_per_s.get(device.name)
+            if made is not None:
+                found["node", device.name] = made * self._work.node_s / device.capacity
+            if carried is not None:
+                believed_made = device.capacity / self._work.node_s if self._work.node_s > 0 else float("inf")
+                supply = (believed_made if made is None else made) * self._work.down_bytes
+                least, most = self._believed_down(link)
+                if carried >= least or supply > carried * (1 + TOLERANCE):
+                    found["link", device.name] = max(carried / most, min(carried / least, 1.0))
+        return found
+
+    def _believed_down(self, link: Link) -> tuple[float, float]:
+        """What a node's link should carry: at least its part of the trainer's port, at most all of it."""
+        port = self._rig.trainer_link
+        if port is None:
+            return link.down_bytes_per_s, link.down_bytes_per_s
+        whole = min(link.down_bytes_per_s, port.down_bytes_per_s)
+        return min(whole, port.down_bytes_per_s / len(self._rig.nodes)), whole
+
+    def _longer(self, key: tuple[str, str], ratio: float, waited: bool) -> _Streak:
+        high, low = ratio > 1 + TOLERANCE, ratio < 1 - TOLERANCE and waited
+        sign = 1 if high else -1 if low else 0
+        before = self._streaks.get(key, _Streak())
+        length = 0 if sign == 0 else before.length + 1 if sign == before.sign else 1
+        return _Streak(sign, length, ratio)
+
+    def _changed(self, sure: Mapping[tuple[str, str], _Streak]) -> tuple[Rig, tuple[str, ...]]:
+        """The rig as it is now, and what changed."""
+        rig, why = self._rig, []
+        nodes, links, port, store = list(rig.nodes), list(rig.links), rig.trainer_link, rig.store_link
+        slower = [streak.ratio for key, streak in sure.items() if key[0] == "link" and streak.sign < 0]
+        all_slower = len(slower) == len(nodes)
+        for index, device in enumerate(rig.nodes):
+            if streak := sure.get(("node", device.name)):
+                nodes[index] = _scaled_device(device, streak.ratio)
+                why.append(f"{device.name} works at {streak.ratio:.2g} times the speed it was planned for")
+            if streak := sure.get(("link", device.name)):
+                least, most = self._believed_down(links[index])
+                rate = streak.ratio * (least if streak.sign < 0 else most)
+                links[index] = _scaled_link(links[index], rate, streak.ratio)
+                if port is not None and rate > port.down_bytes_per_s:
+                    port = replace(port, down_bytes_per_s=rate)
+                why.append(f"the link from {device.name} carries {rate / 1e6:.3g} MB/s, "
+                           f"{streak.ratio:.2g} times what was planned for")  # fmt: skip
+        if all_slower:
+            # What slows every node's link is most likely what they share, and the way to the store shares it, too.
+            port = _scaled_link(port, max(slower) * port.down_bytes_per_s, max(slower)) if port is not None else None
+            store = (
+                _scaled_link(store, max(slower) * store.down_bytes_per_s, max(slower)) if store is not None else None
+            )
+        return replace(rig, nodes=tuple(nodes), links=tuple(links), trainer_link=port, store_link=store), tuple(why)
+
+
+def worth_switching(now: Estimate, then: Estimate) -> bool:
+    """Go over from the plan in use to another? Both estimated for what is left to do, on the rig as it is now.
+
+    `then` counts its setup (export and upload), `now` has none left.
+    """
+    return then.total_s < (now.total_s - now.setup_s) * (1 - MIN_GAIN)
+
+
+def _scaled_device(device: Device, ratio: float) -> Device:
+    # A rate of nearly zero is a stall; believed as a thousandth, it makes every plan without this node better.
+    return replace(device, speed=min(max(device.speed * max(ratio, 1e-3), 1e-4), 1e4))
+
+
+def _scaled_link(link: Link, down_bytes_per_s: float, ratio: float) -> Link:
+    """Only downwards is measured; what slows one direction mostly slows the other, what speeds it up says nothing."""
+    up = link.up_bytes_per_s * min(ratio, 1.0)
+    return Link(min(max(down_bytes_per_s, 1.0), 1e13), max(up, 1.0), link.latency_s)

@@ -1,0 +1,272 @@
+"""The planner: which plan to carry out.
+
+Owns `search` and the rule that ranks plans. Every legal cut with every codec and precision that is allowed, "move only
+decoded pixels" and "move nothing" are priced, each with every setting of the knobs below.
+
+The rule. Plans that take at most 2 % longer than the fastest count as equal, since no estimate is better than that.
+Among them "move nothing" comes first: work that stays where it was can't go wrong. Then the fewest bytes a row on the
+wire; then groups of at least 16 rows and at least three chunks ahead, which carry a run over moments that no average
+shows; then the least node memory, the earlier cut, the fewest rows ahead. So the winner is never estimated slower
+than moving nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headwater.core.codecs import CODECS
+from headwater.core.cost import Estimate, estimate_with
+from headwater.core.cut import Cut
+from headwater.core.loads import Choice, JobSize, Pricing, stack
+from headwater.core.plan import PRECISIONS, Plan, near_plan
+from headwater.core.profile import Profile
+from headwater.core.rig import Rig
+from headwater.errors import ConfigError, PlanError
+
+EQUAL = 0.02
+# A few values of each knob, a factor of about four apart: between neighbours the estimate hardly moves.
+NODE_BATCHES = (1, 4, 16, 32, 64)
+CHUNK_ROWS = (16, 64, 256)
+PREFETCH = (1, 3, 8, 24)
+STEADY_AHEAD = 3  # chunks: one being sent, one worked on, one waiting
+STEADY_BATCH = 16  # engines reach most of their speed from here on (docs/cost-model.md), and smaller groups are guesses
+
+NOTHING, PIXELS, PREFIX = "move nothing", "move decoded pixels", "run the prefix near the data"
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A choice that can't be carried out, with the reason for its least demanding plan."""
+
+    plan: Plan
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The best plans, each with another placement, cut, codec or precision; and the two extremes to compare with."""
+
+    plans: tuple[Estimate, ...]
+    nothing: Estimate | None
+    pixels: Estimate | None
+    dropped: tuple[Dropped, ...]
+
+    @property
+    def best(self) -> Estimate:
+        return self.plans[0]
+
+    def explain(self) -> str:
+        """Two sentences: what was chosen and what limits it."""
+        best = self.best
+        text = placement(best.plan)
+        if best.plan.prefix == "storage":
+            text += f", up to {best.plan.cut_name}"
+        if self.nothing is not None and best is not self.nothing:
+            text += f", an estimated {self.nothing.total_s / best.total_s:.3g} times as fast as moving nothing"
+        return f"{text[0].upper()}{text[1:]}. {best.explain()[0].upper()}{best.explain()[1:]}"
+
+
+def placement(plan: Plan) -> str:
+    """What a plan moves, in words."""
+    return PREFIX if plan.prefix == "storage" else PIXELS if plan.uses_storage else NOTHING
+
+
+def search(
+    cuts: Sequence[Cut],
+    profile: Profile,
+    rig: Rig,
+    job: JobSize,
+    *,
+    codecs: Sequence[str] = ("raw",),
+    precisions: Sequence[str] = ("fp32",),
+    keep: int = 5,
+) -> Ranking:
+    """The best plans for this job, best first. PlanError, with every reason, if none can be carried out."""
+    _check_allowed(codecs, precisions, keep)
+    pricing = Pricing(cuts, profile, rig, job)
+    measured: list[tuple[Plan, Choice]] = []
+    dropped: list[Dropped] = []
+    for plan in choices(cuts, rig, profile, codecs=codecs, precisions=precisions):
+        try:
+            measured.append((plan, pricing.choice(plan)))
+        except PlanError as error:
+            dropped.append(Dropped(plan, "; ".join(error.faults)))
+    table = _Table()
+    for kind in (NOTHING, PIXELS, PREFIX):
+        alike = [(plan, choice) for plan, choice in measured if placement(plan) == kind]
+        if alike:
+            table.add(pricing, [plan for plan, _ in alike], stack([choice for _, choice in alike]))
+    dropped += [_why_dropped(pricing, plan) for plan in table.too_large()]
+    if table.is_empty:
+        raise PlanError([f"no plan can be carried out ({len(dropped)} tried)", *_reasons(dropped)])
+    plans: list[Estimate] = []
+    left = table.whole()
+    while len(left["total_s"]) and len(plans) < keep:
+        best = _pick(left)
+        plans.append(estimate_with(pricing, table.plan(left, best)))
+        left = {name: column[left["choice"] != left["choice"][best]] for name, column in left.items()}
+    own = {kind: _own_best(pricing, table, kind) for kind in (NOTHING, PIXELS)}
+    return Ranking(tuple(plans), own[NOTHING], own[PIXELS], tuple(dropped))
+
+
+def pick(estimates: Sequence[Estimate]) -> Estimate:
+    """The one to take, by the rule at the top of this file."""
+    rows = [(each.plan, each.total_s, each.row_bytes, each.node_bytes) for each in estimates]
+    columns = _columns([row[0] for row in rows])
+    for index, name in enumerate(("total_s", "row_bytes", "node_bytes"), start=1):
+        columns[name] = np.array([row[index] for row in rows], np.float64)
+    return estimates[_pick(columns)]
+
+
+def choices(
+    cuts: Sequence[Cut],
+    rig: Rig,
+    profile: Profile,
+    *,
+    codecs: Sequence[str] = ("raw",),
+    precisions: Sequence[str] = ("fp32",),
+) -> Iterator[Plan]:
+    """One plan for each placement, cut, codec and precision, with the smallest knobs."""
+    tier = profile.trainer.suffix_on
+    rest: dict[str, Any] = {"suffix": tier, "loss": tier, "gradients": tier}
+    knobs: dict[str, Any] = {"node_batch": NODE_BATCHES[0], "chunk_rows": CHUNK_ROWS[0], "prefetch": PREFETCH[0]}
+    first = next((cut for cut in cuts if cut.index == 0), None)
+    if rig.trainer_reads:
+        yield replace(Plan(), **rest, **knobs)
+    if not rig.nodes:
+        return
+    if first is not None:
+        yield near_plan(first, **rest, **knobs)
+    for cut in cuts:
+        if cut.legal and cut.index > 0:
+            for precision in precisions:
+                for codec in codecs:
+                    yield near_plan(cut, codec=codec, precision=precision, **rest, **knobs)
+
+
+def settings(choice: Plan) -> Iterator[Plan]:
+    """A choice with every setting of the knobs. Without a prefix there is nothing to infer in groups."""
+    batches = NODE_BATCHES if choice.prefix == "storage" else (STEADY_BATCH,)
+    for chunk_rows in CHUNK_ROWS:
+        for node_batch in batches:
+            for prefetch in PREFETCH:
+                if node_batch <= chunk_rows:
+                    yield replace(choice, node_batch=node_batch, chunk_rows=chunk_rows, prefetch=prefetch)
+
+
+def sweep(cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize, *, like: Plan) -> tuple[Estimate, ...]:
+    """The estimate at every legal cut with the knobs of `like`: what a picture of load against cut needs."""
+    pricing = Pricing(cuts, profile, rig, job)
+    knobs: dict[str, Any] = {"node_batch": like.node_batch, "chunk_rows": like.chunk_rows, "prefetch": like.prefetch}
+    wanted = choices(cuts, rig, profile, codecs=(like.codec,), precisions=(like.precision,))
+    return tuple(estimate_with(pricing, replace(plan, **knobs)) for plan in wanted if plan.uses_storage)
+
+
+_Columns = dict[str, npt.NDArray[Any]]
+# The rule's order, after time; the last ones only make it complete.
+_RULE = ("moves", "row_bytes", "small_batch", "short_ahead", "node_bytes", "cut", "rows_ahead", "precision", "codec",
+         "node_batch", "prefetch")  # fmt: skip
+
+
+def _columns(plans: Sequence[Plan]) -> _Columns:
+    """What the rule needs to know of plans beside what they cost."""
+    codecs, precisions = list(CODECS), list(PRECISIONS)
+    rows = [
+        (placement(plan) != NOTHING, plan.prefix == "storage" and plan.node_batch < STEADY_BATCH,
+         plan.prefetch < STEADY_AHEAD, plan.cut, plan.prefetch * plan.chunk_rows, precisions.index(plan.precision),
+         codecs.index(plan.codec), plan.node_batch, plan.prefetch)
+        for plan in plans
+    ]  # fmt: skip
+    names = ("moves", "small_batch", "short_ahead", "cut", "rows_ahead", "precision", "codec", "node_batch", "prefetch")
+    return dict(zip(names, np.array(rows, np.int64).reshape(-1, len(names)).T, strict=True))
+
+
+def _pick(columns: _Columns) -> int:
+    """The row to take, by the rule."""
+    equal = np.flatnonzero(columns["total_s"] <= columns["total_s"].min() * (1 + EQUAL))
+    return int(equal[np.lexsort([columns[name][equal] for name in reversed(_RULE)])[0]])
+
+
+class _Table:
+    """Every plan that fits, as columns."""
+
+    def __init__(self) -> None:
+        self._choices: list[Plan] = []
+        self._knobs: list[Plan] = []
+        self._parts: list[_Columns] = []
+
+    def add(self, pricing: Pricing, plans: list[Plan], choice: Choice) -> None:
+        """Price many choices of one placement with every setting of the knobs."""
+        first = len(self._choices)
+        self._choices += plans
+        of_choice = {name: column for name, column in _columns(plans).items() if name in _OF_CHOICE}
+        for knobs in settings(plans[0]):
+            priced = pricing.price(knobs, choice)
+            fits = np.flatnonzero(np.broadcast_to(priced.fits, len(plans)))
+            of_knobs = {**_columns([knobs]), "total_s": priced.total_s, "row_bytes": np.rint(choice.row_bytes),
+                        "node_bytes": np.rint(priced.node_bytes)}  # fmt: skip
+            columns = {name: np.broadcast_to(column, len(plans)) for name, column in (of_knobs | of_choice).items()}
+            columns["choice"] = first + np.arange(len(plans))
+            columns["knobs"] = np.full(len(plans), len(self._knobs))
+            self._knobs.append(knobs)
+            self._parts.append({name: column[fits] for name, column in columns.items()})
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(len(part["choice"]) for part in self._parts)
+
+    def too_large(self) -> list[Plan]:
+        """The choices of which no plan fits."""
+        fitting = set(self.whole()["choice"].tolist()) if self._parts else set()
+        return [plan for index, plan in enumerate(self._choices) if index not in fitting]
+
+    def whole(self) -> _Columns:
+        return {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+
+    def plan(self, columns: _Columns, row: int) -> Plan:
+        knobs = self._knobs[int(columns["knobs"][row])]
+        chosen = self._choices[int(columns["choice"][row])]
+        return replace(chosen, node_batch=knobs.node_batch, chunk_rows=knobs.chunk_rows, prefetch=knobs.prefetch)
+
+    def of(self, kind: str) -> _Columns:
+        """The plans of one placement."""
+        columns = self.whole()
+        wanted = np.array([placement(plan) == kind for plan in self._choices])[columns["choice"]]
+        return {name: column[wanted] for name, column in columns.items()}
+
+
+_OF_CHOICE = ("moves", "cut", "precision", "codec")
+
+
+def _own_best(pricing: Pricing, table: _Table, kind: str) -> Estimate | None:
+    columns = table.of(kind)
+    return estimate_with(pricing, table.plan(columns, _pick(columns))) if len(columns["total_s"]) else None
+
+
+def _why_dropped(pricing: Pricing, choice: Plan) -> Dropped:
+    """With the knobs that need the least, which are the smallest."""
+    least = next(settings(choice))
+    return Dropped(least, "; ".join(estimate_with(pricing, least).faults))
+
+
+def _check_allowed(codecs: Sequence[str], precisions: Sequence[str], keep: int) -> None:
+    faults = [f"codec {name!r} is not one of {', '.join(CODECS)}" for name in codecs if name not in CODECS]
+    faults += [f"precision {name!r} is not one of {', '.join(PRECISIONS)}"
+               for name in precisions if name not in PRECISIONS]  # fmt: skip
+    if not codecs or not precisions:
+        faults.append("at least one codec and one precision must be allowed")
+    if keep < 1:
+        faults.append(f"keep is {keep}; it must be at least 1")
+    if faults:
+        raise ConfigError("; ".join(faults))
+
+
+def _reasons(dropped: Sequence[Dropped], most: int = 8) -> list[str]:
+    """The reasons that cost the least to mend, each once."""
+    seen = list(dict.fromkeys(each.reason for each in dropped))
+    return seen[:most] + ([f"and {len(seen) - most} more like these"] if len(seen) > most else [])

@@ -1,0 +1,163 @@
+"""Replanning: not on noise, once on a lasting change, and never for what is nobody's fault."""
+
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.core.cost import estimate
+from headwater.core.loads import JobSize, Pricing
+from headwater.core.plan import Plan, near_plan
+from headwater.core.replan import Replanner, Window, worth_switching
+from headwater.core.rig import Link
+from headwater.core.search import search
+from headwater.errors import ConfigError
+
+DOWN = 25e6  # 200 Mbit/s
+
+
+class Run:
+    """A plan under way, told in multiples of what is believed at the start. Nodes could fill their links many times."""
+
+    def __init__(self, make, *, min_chunks=4, plan=None, node_cores=1000.0, **rig):
+        self.plan = plan or near_plan(make.CUTS[4])
+        self.rig = make.rig(200, node_cores=node_cores, **rig)
+        pricing = Pricing(make.CUTS, make.PROFILE, self.rig, JobSize(10**9, 1000))
+        work = pricing.work(self.plan, pricing.choice(self.plan))
+        self.row_bytes = work.down_bytes
+        self.rows_per_s = node_cores / work.node_s if work.node_s else 1.0
+        self.machine = Replanner(self.plan, make.CUTS, make.PROFILE, self.rig, min_chunks=min_chunks)
+
+    def window(self, link=None, node=None, wait=0.5, chunks=4):
+        names = [device.name for device in self.rig.nodes]
+        return self.machine.window(Window(
+            chunks, wait,
+            {} if link is None else dict.fromkeys(names, link * DOWN),
+            {} if node is None else dict.fromkeys(names, node * self.rows_per_s),
+        ))  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.floats(0.76, 1.24), st.floats(0.76, 1.24), st.floats(0, 1)), max_size=20))
+def test_noise_within_a_quarter_changes_nothing(make, windows):
+    run = Run(make)
+    assert all(run.window(link, node, wait) == [] for link, node, wait in windows)
+    assert run.machine.rig == run.rig
+
+
+def test_a_lasting_drop_of_the_link_is_one_decision(make):
+    run = Run(make)
+    assert run.window(link=0.025) == []
+    (decision,) = run.window(link=0.025)
+    assert decision.rig.links[0].down_bytes_per_s == pytest.approx(0.025 * DOWN)
+    assert decision.rig.links[0].up_bytes_per_s == pytest.approx(0.025 * DOWN)
+    assert "0.025 times what was planned for" in decision.why[0]
+    assert all(run.window(link=0.025) == [] for _ in range(10))
+
+
+def test_a_busy_node_is_believed_and_its_idle_link_is_not_blamed(make):
+    # The link carries what the node makes, and no more is there to carry.
+    run = Run(make, node_cores=1.0)
+    carried = 0.5 * run.rows_per_s * run.row_bytes / DOWN
+    assert carried < 0.75
+    run.window(link=carried, node=0.5)
+    (decision,) = run.window(link=carried, node=0.5)
+    assert decision.rig.nodes[0].speed == pytest.approx(0.5)
+    assert decision.rig.links == run.rig.links
+    assert len(decision.why) == 1
+
+
+def test_a_trainer_that_does_not_wait_is_not_held_up_by_anything(make):
+    run = Run(make)
+    assert all(run.window(link=0.1, node=0.3, wait=0.01) == [] for _ in range(10))
+
+
+def test_a_rate_above_what_was_believed_counts_even_if_nobody_waits(make):
+    run = Run(make)
+    run.window(link=4.0, wait=0.0)
+    (decision,) = run.window(link=4.0, wait=0.0)
+    assert decision.rig.links[0] == Link(4 * DOWN, DOWN, run.rig.links[0].latency_s)
+
+
+def test_one_window_or_two_with_another_between_are_not_enough(make):
+    run = Run(make)
+    assert all(run.window(link=rate) == [] for rate in [0.1, 1.0, 0.1, 1.0, 0.1, 4.0, 0.1, None, 0.1])
+
+
+def test_a_link_that_comes_and_goes_is_followed_no_faster_than_allowed(make):
+    run = Run(make, min_chunks=40)
+    decided = [bool(run.window(link=rate, chunks=4)) for rate in ([0.1] * 4 + [1.0] * 4) * 10]
+    places = [index for index, each in enumerate(decided) if each]
+    assert places[0] == 1
+    assert all(later - earlier >= 10 for earlier, later in pairwise(places))
+
+
+def test_what_slows_every_link_slows_the_port_and_the_way_to_the_store(make):
+    fast = Link(DOWN * 10, DOWN * 10)
+    run = Run(make, num_nodes=2, trainer_link=fast, store_link=fast)
+    run.window(link=0.1)
+    (decision,) = run.window(link=0.1)
+    assert decision.rig.store_link.down_bytes_per_s == pytest.approx(DOWN)
+    assert decision.rig.trainer_link.down_bytes_per_s == pytest.approx(DOWN)
+
+
+def test_a_nodes_part_of_a_shared_port_is_no_drop(make):
+    run = Run(make, num_nodes=4, trainer_link=Link(DOWN, DOWN))
+    assert all(run.window(link=rate) == [] for rate in [0.25, 0.25, 0.4, 1.0, 0.25])
+    run.window(link=0.1)
+    assert len(run.window(link=0.1)) == 1
+    assert all(run.window(link=0.1) == [] for _ in range(5))
+
+
+def test_a_stalled_link_is_believed_as_nearly_none_and_gives_a_legal_rig(make):
+    run = Run(make)
+    run.window(link=0.0, node=1.0)
+    (decision,) = run.window(link=0.0, node=1.0)
+    assert decision.rig.links[0].down_bytes_per_s == 1.0
+
+
+def test_moving_nothing_leaves_nothing_to_watch(make):
+    run = Run(make, plan=Plan())
+    assert all(run.window(link=0.1, node=0.1) == [] for _ in range(5))
+
+
+def test_every_short_history_keeps_the_promises(make):
+    for rates in product([0.5, 1.0, 1.5], repeat=6):
+        run = Run(make, min_chunks=8)
+        believed, last, streak = 1.0, -100, []
+        for index, rate in enumerate(rates):
+            before = run.machine.rig
+            decisions = run.window(link=rate)
+            off = rate / believed
+            streak.append(1 if off > 1.25 else -1 if off < 0.75 else 0)
+            due = len(streak) > 1 and streak[-1] == streak[-2] != 0 and index - last >= 2
+            assert len(decisions) == due, (rates, index)
+            if decisions:
+                assert decisions[0].rig == run.machine.rig != before
+                believed, last, streak = rate, index, []
+            else:
+                assert run.machine.rig == before
+
+
+@pytest.mark.parametrize(
+    ("num_chunks", "wait", "rates"),
+    [(0, 0.5, {}), (1, 1.5, {}), (1, float("nan"), {}), (1, 0.5, {"a": -1.0}), (1, 0.5, {"a": float("nan")})],
+)
+def test_a_window_that_makes_no_sense_is_refused(num_chunks, wait, rates):
+    with pytest.raises(ConfigError):
+        Window(num_chunks, wait, rates)
+
+
+def test_after_a_drop_the_planner_cuts_later_and_the_change_is_worth_it(make):
+    job = JobSize(50_000, 32)
+    before = search(make.CUTS, make.PROFILE, make.rig(200), job).best.plan
+    machine = Replanner(before, make.CUTS, make.PROFILE, make.rig(200))
+    seen = Window(4, 0.9, {"store-0": 5 * make.MBIT}, {})
+    (decision,) = [each for _ in range(2) for each in machine.window(seen)]
+    after = search(make.CUTS, make.PROFILE, decision.rig, job).best
+    assert after.plan.cut > before.cut
+    now = estimate(before, make.CUTS, make.PROFILE, decision.rig, job)
+    assert worth_switching(now, after)
+    assert not worth_switching(after, after)
+    machine.adopted(after.plan)
+    assert machine.window(seen) == []
