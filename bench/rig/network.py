@@ -100,22 +100,23 @@ def remove(namespace: str) -> None:
 def token_bucket(mbit_per_s: float) -> tuple[int, int]:
     """Burst and queue of a link, in bytes.
 
-    The burst is what may pass at once after silence. Small, or short messages would fly free at low rates: a
-    millisecond's worth, which is also what a timer on a busy machine may be late without losing rate. But at least two
-    frames: a frame larger than the bucket never passes.
+    The burst is what may pass at once after silence: 4 ms' worth. Much more, and short messages would fly free at low
+    rates; with 1 ms, 1 Gbit/s fell to 0.87 now and then beside busy loops on all cores, since timers come late there.
+    But at least two frames: a frame larger than the bucket never passes.
 
-    The queue is what waits before frames are dropped: 100 ms' worth, as in a common router; but at least 64 kB, since
-    TCP recovers from a loss at once only with more than a few frames under way.
+    The queue is what waits before frames are dropped: 50 ms' worth. With 100 ms, a start at 100 Mbit/s lost twice the
+    frames, which TCP is long in sending again. But at least 64 kB (a quarter of a second at 2 Mbit/s), since TCP gets
+    over a loss at once only with more than a few frames under way.
     """
     bytes_per_s = mbit_per_s * 1e6 / 8
-    burst = max(2 * _FRAME_BYTES, int(bytes_per_s * 1e-3))
-    return burst, burst + max(64_000, int(bytes_per_s * 0.1))
+    burst = max(2 * _FRAME_BYTES, int(bytes_per_s * 0.004))
+    return burst, burst + max(64_000, int(bytes_per_s * 0.05))
 
 
 def _shape(namespace: str, device: str, mbit_per_s: float) -> None:
     burst, limit = token_bucket(mbit_per_s)
     # A new handle makes a new queue. Changed in place, the old one might hold packets larger than the new burst (the
-    # kernel merges frames up to the burst), and would stand still for ever. What was queued is lost; TCP sends it again.
+    # kernel merges frames up to the burst), and stand still for ever. What was queued is lost; TCP sends it again.
     handle = f"{next(_handles) % 0xFFF0 + 1:x}:"
     tool(
         "tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "handle", handle, "tbf",

@@ -12,7 +12,7 @@ from bench.rig.python import python, python_env
 from bench.rig.up import RigUp
 
 _PIECE = bytes(1 << 18)
-_WARM_S = 0.3  # the bucket's burst and TCP's first steps
+_WARM_S = 0.5  # the bucket's burst, and TCP's first losses
 
 
 def mbit_per_s(up: RigUp, source: str, target: str, *, port: int = 5201, seconds: float = 1.5) -> float:

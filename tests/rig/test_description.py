@@ -37,7 +37,7 @@ def test_a_bucket_passes_whole_frames_and_little_for_free(mbit_per_s: float) -> 
     burst, limit = token_bucket(mbit_per_s)
     assert burst >= 2 * 1514
     assert limit - burst >= 64_000
-    assert burst <= max(2 * 1514, mbit_per_s * 1e6 / 8 / 1000)
+    assert burst <= max(2 * 1514, mbit_per_s * 1e6 / 8 * 0.004)
 
 
 def test_without_root_it_says_what_it_needs_and_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,14 +39,14 @@ def inline(script: str, *arguments: str) -> list[str]:
 @pytest.mark.parametrize("asked", [10, 100])
 def test_a_link_has_the_asked_rate_each_way(up: RigUp, asked: float) -> None:
     up.set_rate("trainer", asked)
-    assert mbit_per_s(up, "storage", "trainer") == pytest.approx(asked, rel=0.15)
-    assert mbit_per_s(up, "trainer", "storage") == pytest.approx(asked, rel=0.15)
+    assert mbit_per_s(up, "storage", "trainer", seconds=1.0) == pytest.approx(asked, rel=0.15)
+    assert mbit_per_s(up, "trainer", "storage", seconds=1.0) == pytest.approx(asked, rel=0.15)
 
 
 def test_a_link_may_be_slower_one_way(up: RigUp) -> None:
     up.set_rate("trainer", 50, 10)
-    assert mbit_per_s(up, "storage", "trainer") == pytest.approx(50, rel=0.15)
-    assert mbit_per_s(up, "trainer", "storage") == pytest.approx(10, rel=0.15)
+    assert mbit_per_s(up, "storage", "trainer", seconds=1.0) == pytest.approx(50, rel=0.15)
+    assert mbit_per_s(up, "trainer", "storage", seconds=1.0) == pytest.approx(10, rel=0.15)
 
 
 def rate_of_the_next(up: RigUp, host: str, num_bytes: int) -> float:
