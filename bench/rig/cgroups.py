@@ -107,22 +107,20 @@ def remove(top: Path) -> None:
 
 def _pids(top: Path) -> set[int]:
     found: set[int] = set()
-    for door in top.rglob("cgroup.procs"):
+    for folder, _, _ in os.walk(top):
         with contextlib.suppress(OSError):  # gone meanwhile
-            found |= {int(line) for line in door.read_text().split()}
+            found |= {int(line) for line in Path(folder, "cgroup.procs").read_text().split()}
     return found
 
 
 def _remove_folders(top: Path) -> bool:
     """Whether they are gone; the kernel may hold one for a moment after its last process."""
     try:
-        for folder in sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True):
-            folder.rmdir()
-        top.rmdir()
+        for folder, _, _ in os.walk(top, topdown=False):
+            os.rmdir(folder)
     except OSError as error:
         if error.errno == errno.EBUSY:
             return False
-        if error.errno != errno.ENOENT:
+        if error.errno != errno.ENOENT:  # another process may be cleaning, too
             raise
-        return not top.exists()
-    return True
+    return not top.exists()

@@ -6,10 +6,12 @@ with its own, so one function removes a rig, for the process that made it as for
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
@@ -58,7 +60,9 @@ def tear_down(name: str) -> bool:
         network.remove(namespace)
     folders = [path for path in _folders() if path.name == name]
     for path in folders:
-        shutil.rmtree(path, ignore_errors=not path.exists())
+        while path.exists():
+            with contextlib.suppress(FileNotFoundError):  # another process may be cleaning, too
+                shutil.rmtree(path)
     return bool(groups or namespaces or folders)
 
 
@@ -72,11 +76,13 @@ def clean() -> list[str]:
 
 def _folders() -> list[Path]:
     """Only our own: in a shared folder, anyone can make something with such a name."""
-    return [
-        path
-        for path in Path(tempfile.gettempdir()).glob("headwater-rig-*")
-        if path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid()
-    ]
+    found = []
+    for path in Path(tempfile.gettempdir()).glob("headwater-rig-*"):
+        with contextlib.suppress(FileNotFoundError):
+            about = path.lstat()
+            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
+                found.append(path)
+    return found
 
 
 def _started(pid: int) -> int | None:

@@ -6,8 +6,10 @@ It goes with the block, by an exception or Ctrl-C as well; a watchdog process ta
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -117,11 +119,13 @@ class RigUp:
         what = " ".join(map(str, command))
         try:
             out, err = process.communicate(stdin, timeout_s)
-        except subprocess.TimeoutExpired:
-            raise RigError(f"`{what}` on {host} did not end within {timeout_s:g} s") from None
-        finally:
-            process.kill()
-            process.wait()
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise RigError(f"`{what}` on {host} did not end within {timeout_s:g} s") from None
+            raise
+        self._started.remove(process)
         if process.returncode != 0:
             raise RigError(f"`{what}` on {host} failed ({process.returncode}); it wrote:\n{err[-4000:]}")
         return str(out)
