@@ -264,6 +264,17 @@ LISTING_SCHEMA = pa.schema(SCHEMA)
 BLOB_SCHEMA = pa.schema([pa.field("bytes", pa.binary())])
 
 
+def blob_batch(data: bytes) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([data], pa.binary())], schema=BLOB_SCHEMA)
+
+
+def blob_batches(num_bytes: int, piece_bytes: int = 1 << 16) -> Iterator[pa.RecordBatch]:
+    """That many bytes in pieces. They don't compress, in case a link does."""
+    noise = np.random.default_rng(0).bytes(piece_bytes)
+    for start in range(0, num_bytes, piece_bytes):
+        yield blob_batch(noise[: min(piece_bytes, num_bytes - start)])
+
+
 def listing_progress(num_samples: int) -> tuple[pa.RecordBatch, bytes]:
     """A sign of life: this many samples were listed so far."""
     return _empty(LISTING_SCHEMA), json.dumps({"listed": num_samples}).encode()

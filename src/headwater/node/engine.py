@@ -14,7 +14,6 @@ from headwater.core.spec import Boundary
 from headwater.errors import RefusedError
 from headwater.node.onnxfile import check_self_contained
 
-
 PROFILE_RUNS = 5
 
 

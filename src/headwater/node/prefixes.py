@@ -62,6 +62,12 @@ class Prefixes:
             raise
         self._remember(digest, engine)
 
+    def path(self, digest: str) -> Path:
+        """Where this prefix is kept."""
+        if digest not in self:
+            raise RefusedError(f"{UNKNOWN_PREFIX} {digest}")
+        return self._path(digest)
+
     def engine(self, digest: str) -> Engine:
         """The engine for this prefix, loaded if need be."""
         with self._lock:

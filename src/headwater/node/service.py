@@ -6,10 +6,13 @@ that a request stays within the node's roots, and turns errors into statuses.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import queue
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +27,7 @@ import pyarrow.flight as flight
 from headwater.core import codecs
 from headwater.core.plan import PRECISIONS
 from headwater.data import wire
+from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
 from headwater.data.layouts import list_samples
 from headwater.data.samples import Samples
@@ -76,6 +80,8 @@ class Node(flight.FlightServerBase):
             "protocol": wire.PROTOCOL,
             "roots": list(self.roots),
             "num_threads": self.num_threads,
+            "cores": min(float(self.num_threads), usable_cores()),
+            "machine": machine(),
             "memory_bytes": memory_bytes(),
             "codecs": list(codecs.CODECS),
             "precisions": list(PRECISIONS),
@@ -100,6 +106,10 @@ class Node(flight.FlightServerBase):
     ) -> None:
         """Receive a prefix: batches of one binary column, in order; the descriptor's command is its digest."""
         with _as_status():
+            if descriptor.command == b"blob":
+                for _ in reader:  # only the way it took matters
+                    pass
+                return
             digest = _digest((descriptor.command or b"").decode(errors="replace"))
             self._prefixes.put(digest, _pieces(reader))
 
@@ -109,6 +119,11 @@ class Node(flight.FlightServerBase):
             if isinstance(request, wire.Listing):
                 self._check_root(request.url)
                 return flight.GeneratorStream(wire.LISTING_SCHEMA, self._listing(request, context))
+            if isinstance(request, wire.Blob):
+                return flight.GeneratorStream(wire.BLOB_SCHEMA, wire.blob_batches(request.num_bytes))
+            if isinstance(request, wire.Probe):
+                self._check_root(request.chunk.extraction.url)
+                return flight.GeneratorStream(wire.BLOB_SCHEMA, self._probe(request, context))
             self._check_root(request.extraction.url)
             if request.extraction.prefix:
                 self._prefixes.engine(request.extraction.prefix)  # refuse now rather than in the middle of the stream
@@ -176,6 +191,33 @@ class Node(flight.FlightServerBase):
             if isinstance(found, HeadwaterError):
                 raise found
             yield from wire.listing_batches(found)
+
+    def _probe(self, request: wire.Probe, context: flight.ServerCallContext) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        """Signs of life while a child process measures, then what it found as the metadata of an empty batch."""
+        with _as_status():
+            digest = request.chunk.extraction.prefix
+            path = str(self._prefixes.path(digest)) if digest else ""
+            command = [sys.executable, "-m", "headwater.node.probe"]
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            try:
+                assert child.stdin is not None
+                child.stdin.write(request.dumps() + b"\n" + path.encode() + b"\n")
+                child.stdin.close()
+                while child.poll() is None:
+                    if self._stopping or context.is_cancelled():
+                        raise _ended()
+                    yield wire.blob_batch(b""), b""
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(timeout=SIGN_OF_LIFE_S)
+                assert child.stdout is not None
+                said = child.stdout.read()
+                if child.returncode != 0:
+                    raise RefusedError(f"the measurement ended with exit code {child.returncode}; is it memory? try a "
+                                       f"smaller node_batch than {request.chunk.extraction.node_batch}")  # fmt: skip
+                yield wire.blob_batch(b""), said
+            finally:
+                child.kill()
+                child.wait()
 
     def _store(self, url: str) -> Store:
         with self._lock:

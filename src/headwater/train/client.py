@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,6 +96,52 @@ class NodeClient:
         if whole is None:
             raise DamagedError(f"{self.name}: the listing of {listing.url} ended too early; ask again")
         return wire.listing_result(batches, whole)
+
+    def probe(self, chunk: Chunk) -> dict[str, Any]:
+        """What the work on this chunk costs on the node; takes a few seconds."""
+        said = b""
+        with self._plain_errors(), self._reading(wire.Probe(chunk).dumps()) as reader:
+            for item in reader:
+                said = item.app_metadata.to_pybytes() if item.app_metadata else said
+        found = self._json(said, "a probe")
+        if not isinstance(found, dict):
+            raise DamagedError(f"{self.name}: the answer to a probe is not an object; ask again")
+        if "error" in found:
+            raise wire.error_from_wire(str(found["error"]).encode()) or RefusedError(f"{self.name}: {found['error']}")
+        return found
+
+    def measure_link(self, at_least_s: float = 1.0) -> tuple[float, float, float]:
+        """(bytes/s from the node, bytes/s to the node, seconds one way), each from transfers that get longer."""
+        with self._plain_errors():
+            trips = []
+            for _ in range(5):
+                start = time.perf_counter()
+                self.hello()
+                trips.append(time.perf_counter() - start)
+            return self._rate(self.download, at_least_s), self._rate(self._upload, at_least_s), min(trips) / 2
+
+    def _rate(self, move: Callable[[int], None], at_least_s: float) -> float:
+        """Bytes a second of a transfer that took long enough to trust; a short one doubles."""
+        num_bytes = 1 << 16
+        while True:
+            start = time.perf_counter()
+            move(num_bytes)
+            taken_s = time.perf_counter() - start
+            if taken_s >= at_least_s or num_bytes == wire.MAX_BLOB_BYTES:
+                return num_bytes / taken_s
+            num_bytes = min(wire.MAX_BLOB_BYTES, max(2 * num_bytes, int(1.2 * num_bytes * at_least_s / taken_s)))
+
+    def download(self, num_bytes: int) -> None:
+        """Fetch bytes that mean nothing."""
+        with self._reading(wire.Blob(num_bytes).dumps()) as reader:
+            for _ in reader:
+                pass
+
+    def _upload(self, num_bytes: int) -> None:
+        writer, _ = self._client.do_put(flight.FlightDescriptor.for_command(b"blob"), wire.BLOB_SCHEMA)
+        for batch in wire.blob_batches(num_bytes):
+            writer.write_batch(batch)
+        writer.close()
 
     def rows(self, chunk: Chunk, stopped: threading.Event) -> Reply:
         try:

@@ -1,0 +1,301 @@
+"""Measures a job: what its stages cost on the nodes, on the links and here. Fills a `Profile` and a `Rig`.
+
+Owns the order of measurements and the cache of their results. One pass times every part of the model on each side; no
+cut is run by itself. Seconds are CPU-seconds of one core, so that a share of a core and several cores can be told apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from headwater.core.cut import Cut, legal_cuts
+from headwater.core.draw import Draw
+from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts, profile_faults, spread
+from headwater.core.rig import Device, Link, Rig
+from headwater.data.cores import machine, usable_cores
+from headwater.data.samples import Samples
+from headwater.data.store import open_store
+from headwater.data.transforms import Transforms
+from headwater.data.wire import Chunk, Extraction
+from headwater.errors import BadSampleError, ConfigError, HeadwaterError, StoreError
+from headwater.model.capture import Captured
+from headwater.model.near import NearModel, Rows
+from headwater.model.places import kernel_places, place_seconds, time_places
+from headwater.model.ship import Shipped, ship
+from headwater.model.split import prefix_module
+from headwater.progress import Progress
+from headwater.train.client import NodeClient
+from headwater.version import VERSION
+
+NUM_SAMPLES = 24
+NODE_BATCH = 16
+MAX_BATCH = 32  # a training batch beyond this costs the same a row, and more time to measure
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A job's costs and what it runs on."""
+
+    profile: Profile
+    rig: Rig
+
+
+def measure(
+    captured: Captured,
+    cuts: Sequence[Cut],
+    pipeline: Transforms,
+    samples: Samples,
+    clients: Sequence[NodeClient],
+    *,
+    batch_size: int,
+    seed: int,
+    progress: Progress,
+) -> Measured:
+    """Measure the links now, and the rest unless an earlier measurement of the same things can be used."""
+    hellos = [client.hello() for client in clients]
+    links = []
+    for client in clients:
+        with progress.step(f"measuring the link to {client.name}"):
+            down, up, latency_s = client.measure_link()
+            links.append(Link(down, up, latency_s))
+    key = Key(
+        model=_model_digest(captured, cuts),
+        transforms=pipeline.digest,
+        data=samples.fingerprint,
+        node="; ".join(sorted({str(hello.get("machine")) for hello in hellos})),
+        trainer=f"{machine()} torch {torch.__version__} {torch.get_num_threads()} threads",
+        headwater=VERSION,
+    )
+    path = _cache() / f"{hashlib.sha256(json.dumps(vars(key)).encode()).hexdigest()}.json"
+    profile = _load(path, cuts, key)
+    if profile is None:
+        profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, progress)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_text(profile.dumps())
+        scratch.replace(path)
+    nodes = tuple(
+        Device(client.name, cores=float(hello["cores"]), memory_bytes=int(hello["memory_bytes"]))
+        for client, hello in zip(clients, hellos, strict=True)
+    )
+    trainer = Device("trainer", cores=usable_cores())
+    rig = Rig(nodes, tuple(links), trainer, trainer_reads=profile.trainer.fetch_s > 0)
+    return Measured(profile, rig)
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "headwater" / "profiles"
+
+
+def _load(path: Path, cuts: Sequence[Cut], key: Key) -> Profile | None:
+    """An earlier profile of the same things; None if there is none, or it no longer fits."""
+    try:
+        profile = Profile.loads(path.read_text())
+    except (OSError, ConfigError):
+        return None
+    return None if profile_faults(profile, cuts, key=key, age_s=time.time() - profile.measured_at) else profile
+
+
+def _model_digest(captured: Captured, cuts: Sequence[Cut]) -> str:
+    digest = hashlib.sha256(captured.graph_module.code.encode())
+    digest.update(json.dumps([[cut.name, cut.legal, cut.row_bytes] for cut in cuts]).encode())
+    return digest.hexdigest()
+
+
+def _profile(
+    captured: Captured,
+    cuts: Sequence[Cut],
+    pipeline: Transforms,
+    samples: Samples,
+    clients: Sequence[NodeClient],
+    key: Key,
+    batch_size: int,
+    seed: int,
+    progress: Progress,
+) -> Profile:
+    deepest = legal_cuts(cuts)[-1]
+    shipped, export_s = None, 0.0
+    if deepest.index:
+        with progress.step(f"exporting the prefix up to {deepest.name}"):
+            start = time.perf_counter()
+            shipped = ship(captured, deepest)
+            export_s = time.perf_counter() - start
+    boundary = deepest.boundary if shipped else (pipeline.pixel_spec,)
+    extraction = Extraction(samples.url, pipeline, shipped.digest if shipped else None, boundary, node_batch=NODE_BATCH)
+    step = max(1, len(samples) // NUM_SAMPLES)
+    refs = tuple(samples.take(range(0, len(samples), step)))[:NUM_SAMPLES]
+    chunk = Chunk(extraction, "probe", seed, 0, 0, refs)
+    client = clients[0]
+    with progress.step(f"measuring work on {client.name}"):
+        if shipped:
+            client.needs(shipped.digest, shipped.path)
+        client.prepare()
+        found = client.probe(chunk)
+    with progress.step("measuring work here"):
+        batch = min(batch_size, MAX_BATCH)
+        curves = _model_costs(captured, cuts, deepest, batch)
+        local = _local_costs(samples, pipeline, refs, seed)
+    receive_s_per_byte = _receive_cost(client)
+    rows = sum(len(json.dumps(ref.to_json())) + 1 for ref in refs) / len(refs)
+    return Profile(
+        key=key,
+        measured_at=time.time(),
+        node=_node_costs(found, captured, cuts, deepest, shipped, receive_s_per_byte),
+        trainer=TrainerCosts(
+            decode_s=local.get("decode_s", float(found["decode_s"])),
+            finish_s=local["finish_s"],
+            fetch_s=local.get("fetch_s", 0.0),
+            fetch_wait_s=local.get("fetch_wait_s", 0.0),
+            receive_s_per_byte=receive_s_per_byte,
+            decode_s_per_byte={name: float(cost) for name, cost in found["encode_s_per_byte"].items()},
+            suffix_s=curves,
+        ),
+        sizes=Sizes(
+            sample_bytes=float(np.where(samples.lengths < 0, samples.sizes, samples.lengths).mean()),
+            pixel_row_bytes=pipeline.pixel_spec.row_bytes,
+            input_row_bytes=pipeline.pixel_spec.row_bytes * 4,
+            request_row_bytes=rows,
+            request_chunk_bytes=len(chunk.dumps()) - rows * len(refs),
+        ),
+        export_s=export_s,
+    )
+
+
+def _node_costs(
+    found: dict[str, Any],
+    captured: Captured,
+    cuts: Sequence[Cut],
+    deepest: Cut,
+    shipped: Shipped | None,
+    send_s_per_byte: float,
+) -> NodeCosts:
+    prefix_s: tuple[float | None, ...] = (0.0,)
+    fixed_bytes: tuple[int | None, ...] = (0,)
+    row_bytes: tuple[int | None, ...] = (0,)
+    if shipped is not None:
+        kernels = [(str(name), float(taken_s)) for name, taken_s in found["kernels"]]
+        seconds = place_seconds(kernels, kernel_places(captured, shipped.path), deepest.index)
+        prefix_s = spread(float(found["prefix_s"]), seconds)
+        share = [cut.prefix_bytes / max(deepest.prefix_bytes, 1) for cut in cuts[: deepest.index + 1]]
+        fixed_bytes = tuple(int(found["fixed_bytes"] * each) for each in share)
+        row_bytes = (0,) + (int(found["row_bytes"]),) * deepest.index
+    beyond = len(cuts) - len(prefix_s)
+    return NodeCosts(
+        read_s=float(found["read_s"]),
+        read_wait_s=float(found["read_wait_s"]),
+        decode_s=float(found["decode_s"]),
+        finish_s=float(found.get("finish_s", 0.0)),
+        prefix_s={"fp32": prefix_s + (None,) * beyond},
+        encode_s_per_byte={name: float(cost) for name, cost in found["encode_s_per_byte"].items()},
+        send_s_per_byte=send_s_per_byte,
+        base_bytes=int(found["base_bytes"]),
+        fixed_bytes=fixed_bytes + (None,) * beyond,
+        row_bytes=row_bytes + (None,) * beyond,
+    )
+
+
+def _model_costs(captured: Captured, cuts: Sequence[Cut], deepest: Cut, batch: int) -> tuple[float | None, ...]:
+    """CPU-seconds a row of what is behind each cut: forward, and backward where something is trainable."""
+    device = captured.example[0].device
+    near = NearModel(captured)
+    state = {name: tensor.clone() for name, tensor in near.original.state_dict().items()}
+    grads = {name: each.grad for name, each in near.original.named_parameters()}
+    shapes = deepest.boundary if deepest.index else captured.inputs
+    tensors = tuple(
+        torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype), device=device) for spec in shapes
+    )
+
+    def step() -> None:
+        output = near(Rows(tensors, deepest.index)) if deepest.index else near(*tensors)
+        loss = sum(each.float().square().mean() for each in _tensors(output))
+        if isinstance(loss, torch.Tensor) and loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            behind_s = _cpu_s(step) / batch
+    finally:  # running statistics and gradients as they were
+        near.original.load_state_dict(state)
+        for name, each in near.original.named_parameters():
+            each.grad = grads[name]
+    if not deepest.index:
+        return (behind_s,) + (None,) * (len(cuts) - 1)
+    inputs = tuple(
+        torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype), device=device) for spec in captured.inputs
+    )
+    prefix = prefix_module(captured, deepest)
+    with torch.inference_mode():
+        whole_s = _cpu_s(lambda: prefix(*inputs)) / batch
+    curve = spread(whole_s, time_places(captured, tuple(each[:4] for each in inputs), deepest.index))
+    return tuple(behind_s + whole_s - each for each in curve) + (None,) * (len(cuts) - len(curve))
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, dict):
+        output = tuple(output.values())
+    return [each for part in output for each in _tensors(part)] if isinstance(output, (tuple, list)) else []
+
+
+def _local_costs(samples: Samples, pipeline: Transforms, refs: Sequence[Any], seed: int) -> dict[str, float]:
+    """What reading and decoding costs here; without reading where this machine has no way to the store."""
+    found: dict[str, float] = {}
+    pixels = np.zeros((8, *pipeline.pixel_spec.shape), np.uint8)
+    if pipeline.is_float:
+        found["finish_s"] = _cpu_s(lambda: pipeline.finish(pixels)) / len(pixels)
+    else:
+        found["finish_s"] = 0.0
+    try:
+        store = open_store(samples.url)
+        wall, cpu = time.perf_counter(), time.process_time()
+        data = [store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag) for ref in refs]
+    except (StoreError, BadSampleError):
+        return found
+    found["fetch_s"] = (time.process_time() - cpu) / len(refs)
+    found["fetch_wait_s"] = 0.0
+    del wall  # the link's own time is in the rig, not here
+    start, done = time.thread_time(), 0
+    for ref, each in zip(refs, data, strict=True):
+        try:
+            pipeline.pixels(each, ref.key, Draw(seed, 0, ref.id))
+            done += 1
+        except HeadwaterError:
+            continue
+    found["decode_s"] = (time.thread_time() - start) / max(done, 1)
+    return found
+
+
+def _receive_cost(client: NodeClient) -> float:
+    """CPU-seconds a byte of taking bytes from the wire; sending is taken to cost the same."""
+    num_bytes = 1 << 20
+    cpu = time.process_time()
+    client.download(num_bytes)
+    return (time.process_time() - cpu) / num_bytes
+
+
+def _cpu_s(work: Callable[[], Any], at_least_s: float = 0.5) -> float:
+    """CPU-seconds of one run; the first warms up and does not count."""
+    work()
+    start, runs = time.process_time(), 0
+    while runs < 2 or (time.process_time() - start < at_least_s and runs < 100):
+        work()
+        runs += 1
+    return (time.process_time() - start) / runs
+
+
+def uses_host(model: nn.Module) -> bool:
+    """Does the model run on this machine's cores?"""
+    return all(each.device.type == "cpu" for each in model.parameters())
