@@ -86,13 +86,14 @@ class _Clock(Interpreter):
 
     def __init__(self, captured: Captured, places: Mapping[Node, int]) -> None:
         super().__init__(captured.graph_module)
+        self._nodes = tuple(captured.graph_module.graph.nodes)
         self._places = places
         self.seconds = [0.0] * len(places)
 
     def run(self, *args: Any) -> None:  # type: ignore[override]
         self.args_iter = iter(args)
         left = set(self._places)
-        for node in self.module.graph.nodes:
+        for node in self._nodes:
             if not left:
                 break
             if node.op == "call_module":  # checks of torch.export's own

@@ -1,7 +1,8 @@
 """Measures a job: what its stages cost on the nodes, on the links and here. Fills a `Profile` and a `Rig`.
 
-Owns the order of measurements and the cache of their results. One pass times every part of the model on each side; no
-cut is run by itself. Seconds are CPU-seconds of one core, so that a share of a core and several cores can be told apart.
+Owns the order of measurements and the cache of their results. One pass times every part of the model on each side;
+no cut is run by itself. Seconds are CPU-seconds of one core, so that a share of a core and several cores can be told
+apart.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ def _model_costs(captured: Captured, cuts: Sequence[Cut], deepest: Cut, batch: i
         output = near(Rows(tensors, deepest.index)) if deepest.index else near(*tensors)
         loss = sum(each.float().square().mean() for each in _tensors(output))
         if isinstance(loss, torch.Tensor) and loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
 
     try:
         with torch.random.fork_rng(devices=[]):
