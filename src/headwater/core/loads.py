@@ -196,8 +196,9 @@ class Pricing:
         feed_s = most(work.receive_s / self.rig.trainer.capacity, *(s for _, _, s in loads))
         step_s = most(*(s for kind, _, s in trainer if kind != TRAINER))
         loads += trainer
-        # The feed works ahead by its window and then stands still until the step in progress ends.
-        ahead = min(1.0, (self._window(knobs, choice) - 1) * rows / job.first_batch)
+        # The feed works ahead by its window and then stands still until the step in progress ends. Of the window, the
+        # chunk in use and the one about to be are no help.
+        ahead = min(1.0, (self._window(knobs, choice) - 2) * rows / job.first_batch)
         if ahead < 1:
             loads.append((AHEAD, None, most(step_s, ahead * feed_s) + (1 - ahead) * feed_s))
         # Chunks come whole: the first steps wait for all rows of theirs, and the last ones have all of theirs to do.
