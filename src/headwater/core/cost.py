@@ -33,6 +33,7 @@ from headwater.core.loads import (
 from headwater.core.plan import Plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Rig
+from headwater.errors import PlanError
 
 _MOVE_TOGETHER = ((NODE, ENGINE, AHEAD), (TRAINER, LOOP))  # what lightens the first lightens the others
 
@@ -166,6 +167,12 @@ class Estimate:
 def estimate(plan: Plan, cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize) -> Estimate:
     """What `plan` would cost. The plan is taken as legal (`core.plan.check`); memory is in the result, not an error."""
     return estimate_with(Pricing(cuts, profile, rig, job), plan)
+
+
+def check_fits(plan: Plan, cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize) -> None:
+    """Raise one PlanError with every device that does not have the memory for this plan (any more)."""
+    if faults := estimate(plan, cuts, profile, rig, job).faults:
+        raise PlanError(faults)
 
 
 def estimate_with(pricing: Pricing, plan: Plan) -> Estimate:
