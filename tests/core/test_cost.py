@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.cost import estimate
+from headwater.core.cost import check_fits, estimate
 from headwater.core.loads import JobSize
 from headwater.core.plan import Plan, near_plan
 from headwater.core.rig import Device, Link
@@ -174,8 +174,11 @@ def test_memory_that_does_not_suffice_is_told_with_the_way_out(make):
     assert not result.fits
     assert "needs" in result.faults[0]
     assert "on node store-0 (has 52 MB); cut elsewhere, lower node_batch (32) or prefetch (3)" in result.faults[0]
-    small = make.replace(result.plan, node_batch=1, chunk_rows=1, prefetch=1)
-    assert estimate(small, make.CUTS, make.PROFILE, rig, make.JOB).fits
+    with pytest.raises(PlanError, match="on node store-0"):
+        check_fits(result.plan, make.CUTS, make.PROFILE, rig, make.JOB)
+    check_fits(
+        make.replace(result.plan, node_batch=1, chunk_rows=1, prefetch=1), make.CUTS, make.PROFILE, rig, make.JOB
+    )
 
 
 def test_shipping_the_prefix_is_paid_once_however_many_epochs(make):

@@ -33,6 +33,7 @@ from headwater.core.loads import (
 from headwater.core.plan import Plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Rig
+from headwater.errors import PlanError
 
 _MOVE_TOGETHER = ((NODE, ENGINE, AHEAD), (TRAINER, LOOP))  # what lightens the first lightens the others
 
@@ -66,8 +67,9 @@ class Estimate:
     plan: Plan
     job: JobSize
     loads: tuple[Load, ...]
-    fill_s: float  # from the start of an epoch until the first batch is there
-    drain_s: float  # the last batch's step
+    fill_s: float  # from the start of an epoch until the first steps have their rows
+    flow_s: float  # the epoch's steady part
+    drain_s: float  # the last steps, once all rows are there
     setup_s: float  # once: export and upload of the prefix
     row_bytes: int  # of one row on the wire, or of one stored sample
     down_bytes: float  # per sample, framing included
@@ -82,7 +84,7 @@ class Estimate:
 
     @property
     def epoch_s(self) -> float:
-        return self.fill_s + (self.job.num_samples - self.job.first_batch) * self.steady_s + self.drain_s
+        return self.fill_s + self.flow_s + self.drain_s
 
     @property
     def total_s(self) -> float:
@@ -167,6 +169,12 @@ def estimate(plan: Plan, cuts: Sequence[Cut], profile: Profile, rig: Rig, job: J
     return estimate_with(Pricing(cuts, profile, rig, job), plan)
 
 
+def check_fits(plan: Plan, cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize) -> None:
+    """Raise one PlanError with every device that does not have the memory for this plan (any more)."""
+    if faults := estimate(plan, cuts, profile, rig, job).faults:
+        raise PlanError(faults)
+
+
 def estimate_with(pricing: Pricing, plan: Plan) -> Estimate:
     """The same, for many plans in a row."""
     choice = pricing.choice(plan)
@@ -177,6 +185,7 @@ def estimate_with(pricing: Pricing, plan: Plan) -> Estimate:
         pricing.job,
         loads or (Load(_TITLES[LOOP], LOOP, 0.0),),
         float(priced.fill_s),
+        float(priced.flow_s),
         float(priced.drain_s),
         float(priced.setup_s),
         round(choice.row_bytes),

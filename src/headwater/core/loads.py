@@ -99,6 +99,7 @@ class Priced:
     work: Work
     loads: tuple[tuple[str, Alike | None, Amount], ...]
     fill_s: Amount
+    flow_s: Amount
     drain_s: Amount
     setup_s: Amount
     total_s: Amount
@@ -194,13 +195,22 @@ class Pricing:
         trainer = self._trainer(work)
         feed_s = most(work.receive_s / self.rig.trainer.capacity, *(s for _, _, s in loads))
         step_s = most(*(s for kind, _, s in trainer if kind != TRAINER))
-        fill_s = most(first_chunk_s, rows * feed_s) + max(0, job.first_batch - rows) * feed_s
-        drain_s = job.first_batch * step_s
-        setup_s = self._setup_s(choice)
         loads += trainer
-        epoch_s = fill_s + (job.num_samples - job.first_batch) * most(*(s for _, _, s in loads)) + drain_s
-        return Priced(work, tuple(loads), fill_s, drain_s, setup_s, setup_s + job.num_epochs * epoch_s,
-                      self._memory(knobs, choice), busy_s)  # fmt: skip
+        # The feed works ahead by its window and then stands still until the step in progress ends. Of the window, the
+        # chunk in use and the one about to be are no help.
+        ahead = min(1.0, (self._window(knobs, choice) - 2) * rows / job.first_batch)
+        if ahead < 1:
+            loads.append((AHEAD, None, most(step_s, ahead * feed_s) + (1 - ahead) * feed_s))
+        # Chunks come whole: the first steps wait for all rows of theirs, and the last ones have all of theirs to do.
+        burst = self._burst(knobs)
+        whole = min(job.num_samples, -(-job.first_batch // burst) * burst)
+        fill_s = most(first_chunk_s, rows * feed_s) + (whole - rows) * feed_s
+        flow_s = (job.num_samples - whole) * most(*(s for _, _, s in loads))
+        drain_s = whole * step_s
+        setup_s = self._setup_s(choice)
+        total_s = setup_s + job.num_epochs * (fill_s + flow_s + drain_s)
+        return Priced(work, tuple(loads), fill_s, flow_s, drain_s, setup_s, total_s, self._memory(knobs, choice),
+                      busy_s)  # fmt: skip
 
     def work(self, knobs: Plan, choice: Choice) -> Work:
         """What one sample costs."""
@@ -229,6 +239,16 @@ class Pricing:
         """Groups that a node has under way at once."""
         in_chunk = -(-self._chunk_rows(knobs) // knobs.node_batch)
         return min(self.profile.node.num_slots, in_chunk) * min(knobs.prefetch, self.profile.node.max_chunks)
+
+    def _burst(self, knobs: Plan) -> int:
+        """Rows that arrive together. Chunks with more groups than slots take turns, so that they end together, too."""
+        rows = self._chunk_rows(knobs)
+        in_turn = -(-rows // knobs.node_batch) > self.profile.node.num_slots
+        return rows * min(knobs.prefetch, -(-self.job.num_samples // rows)) if in_turn else rows
+
+    def _window(self, knobs: Plan, choice: Choice) -> int:
+        """Chunks under way or kept, as the feed sets it: for each worker one more than it has out, and one in use."""
+        return (knobs.prefetch + 1) * (len(self.rig.nodes) if choice.near else 1) + 1
 
     def _under_way(self, knobs: Plan) -> int:
         """Rows that a node, or a trainer that decodes, has buffers for at once."""
@@ -333,9 +353,7 @@ class Pricing:
         group_rows = min(knobs.node_batch, rows)
         under_way_bytes = self._under_way(knobs) * choice.buffer_bytes
         found: list[tuple[str, Alike | None, Amount, int | None]] = []
-        # As the feed sets its window: one chunk more than each worker works ahead, and the one being used.
-        window = (knobs.prefetch + 1) * (len(self.rig.nodes) if choice.near else 1) + 1
-        chunks = min(window, -(-self.job.num_samples // rows))
+        chunks = min(self._window(knobs, choice), -(-self.job.num_samples // rows))
         host_bytes = self.profile.trainer.base_bytes + chunks * rows * choice.raw_bytes
         if choice.near:
             for each in self._alike:

@@ -34,7 +34,7 @@ NODE_BATCHES = (1, 4, 16, 32, 64)
 CHUNK_ROWS = (16, 64, 256)
 PREFETCH = (1, 3, 8, 24)
 STEADY_AHEAD = 3  # chunks: one being sent, one worked on, one waiting
-STEADY_BATCH = 16  # engines reach most of their speed from here on (docs/cost-model.md), and smaller groups are guesses
+STEADY_BATCH = 16  # assumed, not measured: below it the fixed cost of a group weighs most, and is known least
 
 NOTHING, PIXELS, PREFIX = "move nothing", "move decoded pixels", "run the prefix near the data"
 
