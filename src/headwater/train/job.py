@@ -10,7 +10,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -20,7 +20,9 @@ import torch
 from torch import nn
 
 from headwater.core.cut import Cut, find_cut, smallest_cut
+from headwater.core.loads import JobSize
 from headwater.core.plan import Plan, check, near_plan
+from headwater.core.search import Ranking, search
 from headwater.data.layouts import list_samples, root_of
 from headwater.data.samples import Samples
 from headwater.data.store import full_url, open_store
@@ -42,9 +44,12 @@ from headwater.train.feed import Feed
 from headwater.train.host import HostWorker
 from headwater.train.inline import InlineWorker
 from headwater.train.loader import Loader
+from headwater.train.measure import measure
 from headwater.train.reply import Reply, Worker
 
 PATIENCE_S = 60.0
+EPOCHS_AHEAD = 3  # over which the planner spreads the cost of setting a prefix up
+_HELD_BACK = "some transforms stay on the trainer, in front of the model; use ones that can run near the data"
 
 
 @dataclass
@@ -67,6 +72,7 @@ class Job:
         samples: Samples,
         counts: Counts,
         resources: ExitStack,
+        ranking: Ranking | None = None,
     ) -> None:
         self.model = model
         self.loader = loader
@@ -74,6 +80,7 @@ class Job:
         self.cuts = cuts
         self.samples = samples
         self.counts = counts
+        self.ranking = ranking
         # With the loader, which the job holds: who keeps only `job.loader` can still iterate.
         self._close = weakref.finalize(loader, resources.close)
 
@@ -118,7 +125,8 @@ def near(
     nodes          addresses such as ["grpc://store-1:8815"]; None starts a node beside this process;
                    "inline" does everything slowly in this process, as a yardstick
     cut            where to split the model, by name or index; by default where the fewest bytes cross
-    plan           a Plan, or a file with one; then cut and codec may not be given as well
+    plan           a Plan, a file with one, or "auto" to measure nodes, links and this machine and take the fastest
+                   (`job.ranking` tells why); then cut and codec may not be given as well
     codec          how rows travel: "raw" (exact), "fp16", "bf16", "int8"
     on_bad_sample  "raise", or "skip" and list it in `job.loader.skipped`
     rank, world    which of how many trainers this is; taken from torch.distributed if it is initialised
@@ -153,6 +161,16 @@ def near(
             keep_frozen(model)
             captured = capture(model, _example(model, pipeline))
             all_cuts = find_cuts(captured)
+        if rest:  # what stays on the trainer comes before the model, so no part of the model can go ahead of it
+            all_cuts = all_cuts[:1] + tuple(replace(each, legal=False, why_not=_HELD_BACK) for each in all_cuts[1:])
+        ranking = None
+        if plan == "auto":
+            if not clients:
+                raise ConfigError('plan="auto" measures nodes, and there are none; name some, or leave nodes out')
+            measured = measure(captured, all_cuts, pipeline, samples, clients, batch_size=batch_size, seed=seed,
+                               progress=progress)  # fmt: skip
+            ranking = search(all_cuts, measured.profile, measured.rig, JobSize(len(samples), batch_size, EPOCHS_AHEAD))
+            plan = ranking.best.plan
         chosen = _plan(plan, model, all_cuts, cut, codec, bool(rest))
         check(chosen, all_cuts, node_memory_bytes=min(memories, default=None))
         the_cut = all_cuts[chosen.cut]
@@ -185,7 +203,7 @@ def near(
             chunk_rows=chosen.chunk_rows,
             on_bad_sample=on_bad_sample,
         )
-        return Job(NearModel(captured), loader, chosen, all_cuts, samples, counts, stack.pop_all())
+        return Job(NearModel(captured), loader, chosen, all_cuts, samples, counts, stack.pop_all(), ranking)
 
 
 def _place(rank: int | None, world: int | None) -> tuple[int, int]:
