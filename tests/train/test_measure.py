@@ -1,0 +1,126 @@
+"""A job is measured once, in one pass, without a trace in the model; the planner's plan then trains as any other."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import headwater as hw
+from headwater.core.cut import legal_cuts
+from headwater.core.loads import JobSize
+from headwater.core.profile import Profile, profile_faults
+from headwater.core.search import search
+from headwater.data.layouts import list_samples
+from headwater.data.transforms import CenterCrop, Normalize, Resize, ToFloat, Transforms
+from headwater.errors import ConfigError, UnreachableError
+from headwater.model.capture import capture
+from headwater.model.cuts import cuts
+from headwater.model.places import kernel_places, place_seconds, time_places
+from headwater.model.ship import ship
+from headwater.progress import Progress
+from headwater.train import measure as measure_module
+from headwater.train.client import NodeClient
+from headwater.train.measure import measure
+
+TRANSFORMS = Transforms([Resize(36), CenterCrop(32), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
+
+
+def network():
+    torch.manual_seed(0)
+    body = [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(4),
+        nn.Conv2d(8, 16, 3),
+        nn.ReLU(),
+    ]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3)]
+    return hw.freeze(nn.Sequential(nn.Sequential(*body), nn.Sequential(*head)), until="1.2")
+
+
+@pytest.fixture
+def job(pictures, start_node):
+    model = network()
+    captured = capture(model, (torch.zeros(2, 3, 32, 32),))
+    client = NodeClient(start_node(pictures).address)
+    yield captured, cuts(captured), list_samples(str(pictures)), client
+    client.close()
+
+
+def measured(job, **changes):
+    captured, all_cuts, samples, client = job
+    options = {"batch_size": 8, "seed": 0, "progress": Progress(), **changes}
+    return measure(captured, all_cuts, TRANSFORMS, samples, [client], **options)
+
+
+def test_every_legal_cut_gets_its_costs_in_one_pass(job):
+    found = measured(job)
+    _, all_cuts, samples, _ = job
+    assert profile_faults(found.profile, all_cuts) == []
+    prefix = found.profile.node.prefix_s["fp32"]
+    legal = [cut.index for cut in legal_cuts(all_cuts)]
+    assert prefix[0] == 0
+    assert all(prefix[a] <= prefix[b] for a, b in pairwise(legal))
+    assert prefix[legal[-1]] > 0
+    assert found.profile.trainer.suffix_s[0] > found.profile.trainer.suffix_s[legal[-1]] > 0
+    assert found.profile.sizes.sample_bytes == pytest.approx(samples.sizes.mean())
+    assert found.rig.links[0].down_bytes_per_s > 1e6
+
+
+def test_a_profile_is_measured_once_and_read_again(job, monkeypatch):
+    first = measured(job).profile
+    monkeypatch.setattr(measure_module, "_profile", lambda *args: pytest.fail("measured again"))
+    assert measured(job).profile == first
+    assert Profile.loads(first.dumps()) == first
+
+
+def test_measuring_leaves_the_model_as_it_was(job):
+    captured = job[0]
+    captured.model.train()
+    before = copy.deepcopy(captured.model.state_dict())
+    measured(job)
+    after = captured.model.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert all(each.grad is None for each in captured.model.parameters())
+    assert captured.model.training
+
+
+def test_the_planner_can_use_what_was_measured(job):
+    found = measured(job)
+    ranking = search(job[1], found.profile, found.rig, JobSize(50, 8))
+    assert ranking.best.samples_per_s > 0
+    assert ranking.explain()
+
+
+def test_a_node_that_vanishes_while_it_is_measured_is_a_plain_error(pictures, start_node, monkeypatch):
+    node, probe = start_node(pictures), NodeClient.probe
+    monkeypatch.setattr(NodeClient, "probe", lambda self, chunk: node.kill() or probe(self, chunk))
+    monkeypatch.setattr(measure_module, "_load", lambda *args: None)
+    with pytest.raises(UnreachableError, match="does not answer"):
+        hw.near(network(), pictures, transforms=TRANSFORMS, nodes=[node.address], plan="auto")
+
+
+def test_kernels_are_traced_back_to_places_and_nothing_is_lost(job):
+    captured, all_cuts, _, _ = job
+    deepest = legal_cuts(all_cuts)[-1]
+    places = kernel_places(captured, ship(captured, deepest).path)
+    assert set(places.values()) <= set(range(deepest.index))
+    kernels = [(name, 1.0) for name in places] + [("a name that nobody knows", 2.0)]
+    assert sum(place_seconds(kernels, places, deepest.index)) == pytest.approx(len(places) + 2.0)
+    assert len(time_places(captured, captured.example, deepest.index)) == deepest.index
+
+
+def test_an_automatic_plan_trains_and_says_why(pictures, start_node):
+    model = network()
+    with hw.near(model, pictures, transforms=TRANSFORMS, nodes=[start_node(pictures).address], plan="auto") as job:
+        assert sum(len(y) for _, y in job.loader) == 50
+        assert job.ranking is not None
+        assert "limits" in job.ranking.explain()
+
+
+def test_an_automatic_plan_needs_nodes_to_measure(pictures):
+    with pytest.raises(ConfigError, match="there are none"):
+        hw.near(network(), pictures, transforms=TRANSFORMS, nodes="inline", plan="auto")
