@@ -57,3 +57,21 @@ def test_the_tree_of_errors():
         "TransformError": "DataError", "NodeError": "HeadwaterError", "UnreachableError": "NodeError",
         "VersionError": "NodeError", "RefusedError": "NodeError", "DamagedError": "NodeError",
     }  # fmt: skip
+
+
+def test_the_model_in_the_readme_is_frozen_where_rows_are_smaller_than_pixels():
+    """With layer4 trainable, for one, everything that could cross is larger than the pictures."""
+    import re
+    from pathlib import Path
+
+    import timm
+    import torch
+
+    from headwater.core.cut import smallest_cut
+    from headwater.model.capture import capture
+    from headwater.model.cuts import cuts
+
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    name, until = (re.search(pattern, text)[1] for pattern in (r'create_model\("(\w+)"', r'until="(\w+)"'))
+    model = hw.freeze(timm.create_model(name, num_classes=10), until=until)
+    assert smallest_cut(cuts(capture(model, (torch.zeros(2, 3, 224, 224),)))).row_bytes < 3 * 224 * 224

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -95,3 +96,12 @@ def test_validation_is_measured_after_each_epoch(command, pictures, monkeypatch)
     run(read_job(command.job("validated", pictures, extra=f'validation = "{pictures}"')), resume=False)
     line = json.loads((command.folder / "validated" / "metrics.jsonl").read_text())
     assert 0 <= line["accuracy"] <= 1
+
+
+def test_validation_with_other_classes_is_refused_before_the_first_step(command, pictures, tmp_path, monkeypatch):
+    """Class b would be label 0 there and 1 in training."""
+    monkeypatch.syspath_prepend(str(command.folder))
+    shutil.copytree(pictures / "b", tmp_path / "b")
+    with pytest.raises(ConfigError, match="its class 0 is 'b', and 'a' in the training data"):
+        run(read_job(command.job("other", pictures, extra=f'validation = "{tmp_path}"')), resume=False)
+    assert not (command.folder / "other").exists()

@@ -67,6 +67,15 @@ def test_a_value_that_fp16_cannot_hold_is_refused_with_the_way_out():
         codecs.encode("fp16", [np.array([[7e4]], dtype=np.float32)], (TensorSpec("t", (1,), "float32"),))
 
 
+@pytest.mark.parametrize("beside", [np.inf, np.nan])
+def test_what_is_not_finite_does_not_hide_a_value_that_fp16_cannot_hold(beside):
+    spec = TensorSpec("t", (2,), "float32")
+    with pytest.raises(ConfigError, match="is more than fp16 can hold"):
+        codecs.encode("fp16", [np.array([[beside, 1e5]], dtype=np.float32)], (spec,))
+    (back,) = codecs.encode("fp16", [np.array([[beside, 1.0]], dtype=np.float32)], (spec,))
+    assert np.array_equal(back, [[beside, 1.0]], equal_nan=True)
+
+
 def test_int8_refuses_what_has_no_scale():
     with pytest.raises(ConfigError, match="use codec raw"):
         codecs.encode("int8", [np.array([[np.inf]], dtype=np.float32)], (TensorSpec("t", (1,), "float32"),))

@@ -99,3 +99,22 @@ def test_transforms_that_leave_pictures_of_different_sizes_are_refused(model, pi
     with pytest.raises(TransformError, match="CenterCrop"):
         hw.near(model, pictures, transforms=[ToFloat()], nodes="inline")
     assert torch.is_grad_enabled()
+
+
+def test_a_plan_with_a_cut_is_refused_where_transforms_stay_on_the_trainer(model, pictures):
+    """They would be left out: the rows have passed the prefix when they arrive."""
+    from torchvision import transforms as theirs
+
+    from headwater.core.plan import near_plan
+
+    steps = theirs.Compose([theirs.Resize((32, 32)), theirs.ToTensor(), theirs.RandomErasing()])
+    with pytest.warns(UserWarning, match="RandomErasing"):
+        job = hw.near(model, pictures, transforms=steps, nodes="inline")
+    plan = near_plan(next(cut for cut in job.cuts if cut.legal and cut.index))
+    with pytest.warns(UserWarning, match="RandomErasing"), pytest.raises(ConfigError, match="stay on the trainer"):
+        hw.near(model, pictures, transforms=steps, nodes="inline", plan=plan)
+
+
+def test_threads_for_a_node_that_is_not_ours_to_start_are_refused(model, pictures):
+    with pytest.raises(ConfigError, match=r"node_threads .*--threads"):
+        start(model, pictures, node_threads=2)

@@ -146,3 +146,13 @@ def test_an_unknown_cut_is_answered_with_close_names(small: nn.Module, images: T
 
 def test_a_trainable_model_may_still_be_cut_at_its_input(small: nn.Module, images: Tensor) -> None:
     assert [cut.name for cut in legal_cuts(cuts_of(small, images))] == ["input"]
+
+
+def test_rows_of_bfloat16_are_no_cut_for_no_array_can_hold_them(images: Tensor) -> None:
+    class Rounded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.to(torch.bfloat16).float()
+
+    found = cuts_of(Rounded(), images)
+    assert [cut.boundary[0].dtype for cut in found if cut.legal] == ["float32", "float32"]
+    assert "bfloat16, which can't be sent" in found[1].why_not

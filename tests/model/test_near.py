@@ -217,3 +217,19 @@ def test_one_row_in_front_of_a_training_batch_norm_is_refused_as_by_the_original
     with pytest.raises(ModelError, match="1 is in training mode and a batch of one row"):
         near(Rows((torch.randn(1, 3),), 0))
     assert near.eval()(Rows((torch.randn(1, 3),), 0)).shape == (1, 4)
+
+
+def test_rows_refuse_another_element_type_and_keep_their_ids(rows: Rows) -> None:
+    with pytest.raises(ModelError, match=r"can't become torch\.float16.*torch\.autocast"):
+        rows.to(torch.float16)  # type: ignore[arg-type]
+
+
+def test_a_compiled_model_trains_and_evaluates_as_the_plain_one(captured: Captured, rows: Rows) -> None:
+    """The first rows come through torch.compile: the capture must not see its tensors."""
+    near = NearModel(captured)
+    compiled = torch.compile(near, backend="eager")
+    compiled.train()
+    compiled(rows).sum().backward()
+    assert all(p.grad is not None for p in captured.model.parameters() if p.requires_grad)
+    compiled.eval()
+    assert torch.equal(compiled(rows), near(rows))

@@ -184,6 +184,15 @@ def test_drop_last_leaves_out_the_rest_and_the_state_goes_on_to_the_next_epoch()
     assert [s for x, _ in one for s in x] == order_of(10, 1)[:8]
 
 
+@pytest.mark.parametrize("position", [0, 4, 8, 9])
+def test_what_drop_last_leaves_out_is_not_asked_for(position):
+    one, asked = loader(10, 4, drop_last=True), []
+    replies = one._source
+    one._source = lambda epoch, chunks: asked.extend(np.concatenate([*chunks, []])) or replies(epoch, chunks)
+    one.load_state_dict({**one.state_dict(), "position": position})
+    assert [s for x, _ in one for s in x] == asked
+
+
 @pytest.mark.parametrize("change", [{"seed": 9}, {"fingerprint": "x"}, {"num_samples": 7}, {"shuffle": False}])
 def test_a_state_of_another_run_is_refused_with_what_differs(change):
     one = loader(12, 4)

@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,12 @@ def run(file: JobFile, resume: bool) -> None:
         "patience_s": file.nodes.patience_s,
         **({"plan": file.path(file.plan.file)} if file.plan.file else {"cut": file.plan.cut, "codec": file.plan.codec}),
     }
-    with hw.near(model, file.url(file.data.url), shuffle=file.train.shuffle, **common) as job:
+    with ExitStack() as stack:
+        job = stack.enter_context(hw.near(model, file.url(file.data.url), shuffle=file.train.shuffle, **common))
+        check = None
+        if file.data.validation:  # now, so that what is wrong with it is found before the first step
+            check = stack.enter_context(hw.near(model, file.url(file.data.validation), shuffle=False, **common))
+            _check_classes(job.samples.classes, check.samples.classes)
         if resume:
             _load(checkpoint, {"model": model, "optimizer": optimizer, "loader": job.loader})
         position = dict(job.loader.state_dict())  # after the last whole step; the loader may already be at the next
@@ -84,9 +89,8 @@ def run(file: JobFile, resume: bool) -> None:
         try:
             while job.loader.state_dict()["epoch"] < file.train.epochs:
                 line = _epoch(job, optimizer, file, console, position, save)
-                if file.data.validation:
-                    with hw.near(model, file.url(file.data.validation), shuffle=False, **common) as check:
-                        line["accuracy"] = _accuracy(check)
+                if check is not None:
+                    line["accuracy"] = _accuracy(check)
                 save()
                 with (output / "metrics.jsonl").open("a") as metrics:
                     metrics.write(json.dumps(line) + "\n")
@@ -175,6 +179,18 @@ def _load(path: Path, parts: Mapping[str, Any]) -> None:
         raise ConfigError(f"the checkpoint {path} can't be used with this job ({type(error).__name__}: "
                           f"{str(error)[:300]}); use the job file it was made with, or begin anew in another output"
                           ) from error  # fmt: skip
+
+
+def _check_classes(trained: tuple[str, ...], found: tuple[str, ...]) -> None:
+    """A label is a place among its own data set's classes: it means the same in both only if the names agree."""
+    if found != trained[: len(found)]:
+        odd = next(place for place, name in enumerate(found) if trained[place : place + 1] != (name,))
+        there = repr(trained[odd]) if odd < len(trained) else "no class"
+        raise ConfigError(
+            f"[data] validation: its class {odd} is {found[odd]!r}, and {there} in the training data, so the accuracy "
+            "would mean nothing; give both the same class folders (an empty one counts for nothing), or number the "
+            "labels in a manifest"
+        )
 
 
 def _accuracy(job: Job) -> float:

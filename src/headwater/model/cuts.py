@@ -28,6 +28,9 @@ from headwater.model.flow import (
     uses_batch_statistics,
 )
 
+# NumPy has no bfloat16, and rows are NumPy arrays wherever they are made.
+_SENDABLE = frozenset(ITEM_BYTES) - {"bfloat16"}
+
 
 def cuts(captured: Captured) -> tuple[Cut, ...]:
     """Every cut of the model, in the order of computation."""
@@ -84,7 +87,7 @@ def _boundary(graph: Flow, index: int, labels: dict[Node, str]) -> tuple[Boundar
             return (), f"{labels[node]} has shape {_shape(graph, value)}: its leading dimension is not the batch"
         if any(isinstance(size, torch.SymInt) for size in value.shape[1:]):
             return (), f"{labels[node]} has shape {_shape(graph, value)}: the batch is in more than its first dimension"
-        if dtype_name(value.dtype) not in ITEM_BYTES:
+        if dtype_name(value.dtype) not in _SENDABLE:
             return (), f"{labels[node]} has element type {dtype_name(value.dtype)}, which can't be sent"
         specs.append(TensorSpec(labels[node], tuple(int(size) for size in value.shape[1:]), dtype_name(value.dtype)))
     return tuple(specs), _torn_memory(graph, index, alive, labels)

@@ -38,6 +38,9 @@ class Rows:
             raise ModelError("rows need at least one tensor")
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Rows:
+        if isinstance(device, torch.dtype):
+            raise ModelError(f"rows can't become {device}: they have the element types that the suffix was captured "
+                             "with; for lower precision run the model under torch.autocast")  # fmt: skip
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Rows:
@@ -111,6 +114,7 @@ class NearModel(nn.Module):
         self._flows: dict[tuple[Any, ...], Flow] = {}
         self._suffixes: dict[tuple[Any, ...], _Suffix] = {}
 
+    @torch.compiler.disable  # a capture under torch.compile would meet sizes that are not its own
     def _suffix_for(self, rows: Rows) -> GraphModule:
         self._follow_replaced_tensors()
         modes = self._census.modes()

@@ -45,6 +45,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()
+    process.terminate()  # a process that the trainer forked may hold the other end of its input open
     try:
         process.wait(timeout=10)
     except subprocess.TimeoutExpired:

@@ -183,6 +183,9 @@ class Feed:
                 except HeadwaterError as error:
                     log.debug("%s is still down: %s", name, error)
                     continue
+                except Exception:  # ours; without this thread the consumer would wait for ever
+                    log.exception("unexpected error while asking %s again", name)
+                    continue
                 with self._wake:
                     log.warning("%s answers again", name)
                     del self._down[name]

@@ -10,7 +10,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -134,6 +134,8 @@ def near(
     """
     if plan is not None and (cut is not None or codec != "raw"):
         raise ConfigError("a plan fixes cut and codec; give either a plan, or cut and codec")
+    if node_threads is not None and nodes is not None:
+        raise ConfigError("node_threads is for the node that nodes=None starts; a node of your own takes --threads")
     rank, world = _place(rank, world)
     pipeline, rest = _read_transforms(transforms)
     url = full_url(os.fspath(data))
@@ -242,16 +244,14 @@ def _plan(
     has_rest: bool,
 ) -> Plan:
     """The plan that was given, or the one that moves the fewest bytes."""
-    if isinstance(plan, Plan):
-        return plan
     if plan is not None:
-        try:
-            return Plan.loads(Path(plan).read_text())
-        except OSError as error:
-            raise ConfigError(f"the plan {os.fspath(plan)!r} can't be read: {error}") from error
+        given = plan if isinstance(plan, Plan) else _read_plan(plan)
+        if has_rest and given.prefix == "storage":
+            raise _rest_fault(given.cut_name)
+        return given
     if has_rest:
         if cut not in (None, 0, "input"):
-            raise ConfigError(f"cut {cut!r} needs all transforms near the data, but some of them stay on the trainer")
+            raise _rest_fault(cut)
         return near_plan(cuts[0], codec=codec)
     if cut is not None:
         return near_plan(find_cut(cuts, cut), codec=codec)
@@ -264,6 +264,18 @@ def _plan(
                 f"data: call hw.freeze(model, until=...), or model.get_submodule({name!r}).eval()"
             )
     return near_plan(smallest_cut(cuts), codec=codec)
+
+
+def _read_plan(path: str | os.PathLike[str]) -> Plan:
+    try:
+        return Plan.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"the plan {os.fspath(path)!r} can't be read: {error}") from error
+
+
+def _rest_fault(cut: str | int) -> ConfigError:
+    return ConfigError(f"cut {cut!r} needs all transforms near the data, but some of them stay on the trainer; cut at "
+                       "'input', or leave out the transforms that the warning names")  # fmt: skip
 
 
 def _source(
@@ -353,8 +365,3 @@ def _finish(plan: Plan, pipeline: Transforms, rest: list[Any]) -> Callable[[list
         return torch.stack(done)
 
     return run_rest
-
-
-def describe(job: Job) -> dict[str, Any]:
-    """A job's plan and counts as plain data."""
-    return {"plan": job.plan.to_json(), **asdict(job.counts)}

@@ -191,8 +191,11 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         """The entries of the order that this trainer will ask for."""
         if self._dealing.world > 1:
             return [step.slice(self._rank, self._dealing.world) for step in self._dealing.steps(position)]
-        # With one trainer and skipping, full batches may reach beyond the last full step.
-        return [(position, self._dealing.num_samples)]
+        # With one trainer and skipping, full batches may reach beyond the last full step; otherwise nothing is asked
+        # for that `drop_last` leaves out.
+        left = self._dealing.num_samples - position
+        dropped = left % self._dealing.batch_size if self._dealing.drop_last and not self._skip_bad else 0
+        return [(position, self._dealing.num_samples - dropped)]
 
     def _note(self, epoch: int, bad: Bad) -> None:
         log.warning("skipped %s: %s", bad.key, bad.reason)

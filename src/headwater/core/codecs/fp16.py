@@ -23,7 +23,9 @@ class Fp16:
 
     def encode(self, rows: npt.NDArray[Any], spec: TensorSpec) -> list[npt.NDArray[Any]]:
         largest = float(np.max(np.abs(rows), initial=0.0))
-        if 65504.0 < largest < np.inf:
+        if not np.isfinite(largest):  # infinity and NaN travel as they are, and must not hide what is beside them
+            largest = float(np.max(np.abs(rows), initial=0.0, where=np.isfinite(rows)))
+        if largest > 65504.0:
             raise ConfigError(f"{spec.name}: {largest:.3g} is more than fp16 can hold (65504); use codec bf16 or raw")
         return [np.ascontiguousarray(rows, dtype=np.float16)]
 
