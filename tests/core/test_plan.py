@@ -124,3 +124,14 @@ def test_a_cut_is_found_by_name_or_index_and_errors_name_others():
         find_cut(CUTS, "pol")
     with pytest.raises(ImpureError, match=r"head\.weight"):
         find_cut(CUTS, "head")
+
+
+def test_at_the_input_pixels_count_and_a_codec_counts_elsewhere():
+    cuts = (cut(0, "input", 100), cut(1, "conv", 120))  # 400 and 480 bytes as floats
+    assert smallest_cut(cuts).name == "input"
+    assert smallest_cut(cuts, "int8").name == "conv"
+    assert smallest_cut(cuts, "int8", pixel_bytes=100).name == "input"
+
+
+def test_a_tier_that_is_not_there_yet_is_a_fault():
+    assert "no reduction there yet" in faults_of(Plan(reduce="network"))[0]

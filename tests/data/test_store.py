@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -152,3 +153,15 @@ def test_the_data_package_needs_no_torch() -> None:
     modules = "headwater.data.layouts, headwater.data.torchvision, headwater.data.transforms"
     check = f"import sys, {modules}; assert not {{'torch', 'torchvision', 'timm'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_copies_of_a_folder_have_the_same_etags_and_a_rewritten_file_another(tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    (first / "x").write_bytes(b"one")
+    shutil.copytree(first, second)  # times are kept, as cp -p and rsync -t do
+    assert open_store(str(first)).etag("x") == open_store(str(second)).etag("x")
+    before = open_store(str(second)).etag("x")
+    (second / "x").write_bytes(b"two")
+    os.utime(second / "x", (1, 1))
+    assert open_store(str(second)).etag("x") != before

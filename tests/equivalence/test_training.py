@@ -66,6 +66,8 @@ def step(model, optimizer, x, y):
 def near_losses(model, folder, **options):
     model = copy.deepcopy(model)
     optimizer = optimizer_of(model)
+    if "plan" not in options:
+        options.setdefault("cut", "layer3")
     with hw.near(model, folder, transforms=AUGMENT, batch_size=BATCH, seed=SEED, **options) as job:
         job.model.train()
         losses = [step(job.model, optimizer, x, y) for _ in range(EPOCHS) for x, y in job.loader]
@@ -126,7 +128,7 @@ def test_a_reduced_codec_stays_within_its_error(model, pictures, plain):
 
 def test_evaluation_runs_the_whole_model_on_plain_inputs(model, pictures):
     model = copy.deepcopy(model)
-    with hw.near(model, pictures, transforms=AUGMENT, batch_size=BATCH) as job:
+    with hw.near(model, pictures, transforms=AUGMENT, batch_size=BATCH, cut="layer3") as job:
         x, _ = next(iter(job.loader))
         assert isinstance(x, hw.Rows)
         job.model.eval()

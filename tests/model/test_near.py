@@ -233,3 +233,12 @@ def test_a_compiled_model_trains_and_evaluates_as_the_plain_one(captured: Captur
     assert all(p.grad is not None for p in captured.model.parameters() if p.requires_grad)
     compiled.eval()
     assert torch.equal(compiled(rows), near(rows))
+
+
+def test_rows_can_be_taken_apart_for_micro_batches():
+    rows = Rows((torch.arange(12.0).reshape(4, 3),), 1, torch.arange(4))
+    assert rows[1:3].samples.tolist() == [1, 2]
+    assert torch.equal(rows[[3, 0]].tensors[0], rows.tensors[0][[3, 0]])
+    assert rows.dtype is torch.float32
+    with pytest.raises(ModelError, match=r"rows\[2:3\]"):
+        rows[2]

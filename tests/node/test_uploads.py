@@ -1,5 +1,6 @@
 """A prefix is uploaded once, kept by digest, and never run unless it is a self-contained ONNX model."""
 
+import hashlib
 import io
 import os
 import pickle
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from headwater.errors import RefusedError
+from headwater.node import prefixes
 from headwater.node.service import Node
 from headwater.train.client import NodeClient
 
@@ -142,3 +144,16 @@ def test_parts_of_killed_uploads_are_swept_at_the_next_start(state, pictures):
     (folder / f"{os.getpid()}-x.part").write_bytes(b"under way")
     Node("grpc://127.0.0.1:0", (str(pictures),), state=state, num_threads=1).stop(5)
     assert leftovers(state) == [f"{os.getpid()}-x.part"]
+
+
+def test_the_folder_of_prefixes_stays_within_its_limit_and_drops_the_longest_unused(tmp_path, monkeypatch):
+    monkeypatch.setattr(prefixes, "Engine", lambda model: object())
+    monkeypatch.setattr(prefixes, "FILES_KEPT", 2)
+    kept = prefixes.Prefixes(tmp_path, max_bytes=10)
+    digests = []
+    for number in range(4):
+        data = bytes([number]) * 8
+        digests.append(hashlib.sha256(data).hexdigest())
+        kept.put(digests[-1], [data])
+        os.utime(tmp_path / f"{digests[-1]}.onnx", (number, number))
+    assert [digest in kept for digest in digests] == [False, False, True, True]

@@ -98,7 +98,7 @@ def test_resume_and_resume_and_resume_visit_exactly_what_was_left(num_samples, b
 
 @given(**sizes, data=st.data())
 def test_skipped_samples_leave_full_batches_and_are_listed(num_samples, batch_size, chunk_rows, data):
-    bad = data.draw(st.sets(st.integers(0, num_samples - 1)))
+    bad = data.draw(st.sets(st.integers(0, num_samples - 1), max_size=num_samples - 1))
     one = loader(num_samples, batch_size, bad=bad, chunk_rows=chunk_rows, on_bad="skip")
     batches = [x for x, _ in one]
     assert [sample for x in batches for sample in x] == [s for s in order_of(num_samples, 0) if s not in bad]
@@ -108,7 +108,7 @@ def test_skipped_samples_leave_full_batches_and_are_listed(num_samples, batch_si
 
 @given(**sizes, data=st.data())
 def test_a_run_that_skips_resumes_where_it_stood(num_samples, batch_size, chunk_rows, data):
-    bad = data.draw(st.sets(st.integers(0, num_samples - 1)))
+    bad = data.draw(st.sets(st.integers(0, num_samples - 1), max_size=num_samples - 1))
     one = loader(num_samples, batch_size, bad=bad, chunk_rows=chunk_rows, on_bad="skip")
     iterator, seen = iter(one), []
     for _ in range(data.draw(st.integers(0, 5))):
@@ -219,3 +219,8 @@ def test_workers_of_a_data_loader_are_refused_with_the_way_out():
     with pytest.raises(ConfigError, match="num_workers=0"):
         list(DataLoader(loader(12, 4), batch_size=None, num_workers=1))
     assert [s for x, _ in DataLoader(loader(12, 4), batch_size=None) for s in x] == order_of(12, 0)
+
+
+def test_a_data_set_without_one_readable_sample_is_an_error_not_an_empty_epoch():
+    with pytest.raises(DataError, match="none of the 6 samples can be read; the first"):
+        list(loader(6, 2, bad=range(6), on_bad="skip"))

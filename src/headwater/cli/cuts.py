@@ -42,7 +42,7 @@ def cuts(
                            "row_bytes": cut.row_bytes} for cut in found]))  # fmt: skip
         return
     pixels = 3 * size * size
-    best = smallest_cut(found)
+    best = smallest_cut(found, pixel_bytes=pixels)
     table = Table(title=f"cuts of {model} at {size}×{size}", title_justify="left", caption_justify="left",
                   caption=f"a picture's pixels as bytes: {pixels:,}; ★ fewest bytes, the default cut")  # fmt: skip
     for title in ("index", "cut", "what crosses", "bytes a row", "of the pixels", "prefix parameters"):

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headwater.core.codecs import wire_row_bytes
 from headwater.core.spec import Boundary, row_bytes
 from headwater.errors import ImpureError, ModelError
 
@@ -42,12 +43,19 @@ def legal_cuts(all_cuts: Sequence[Cut]) -> tuple[Cut, ...]:
     return tuple(cut for cut in all_cuts if cut.legal)
 
 
-def smallest_cut(all_cuts: Sequence[Cut]) -> Cut:
-    """The legal cut with the fewest bytes a row; of several the latest, which leaves the trainer the least to do."""
+def smallest_cut(all_cuts: Sequence[Cut], codec: str = "raw", pixel_bytes: int | None = None) -> Cut:
+    """The legal cut with the fewest bytes a row on the wire; of several the latest: the trainer has least to do.
+
+    At the input, rows travel as pixels: `pixel_bytes` of uint8 rather than the floats the model takes.
+    """
     legal = legal_cuts(all_cuts)
     if not legal:
         raise ModelError(f"the model has no legal cut, not even at its input: {all_cuts[0].why_not}")
-    return min(legal, key=lambda cut: (cut.row_bytes, -cut.index))
+
+    def on_the_wire(cut: Cut) -> int:
+        return pixel_bytes if cut.index == 0 and pixel_bytes is not None else wire_row_bytes(codec, cut.boundary)
+
+    return min(legal, key=lambda cut: (on_the_wire(cut), -cut.index))
 
 
 def find_cut(all_cuts: Sequence[Cut], name_or_index: str | int) -> Cut:

@@ -102,6 +102,8 @@ def near_plan(cut: Cut, **changes: Any) -> Plan:
 def check(plan: Plan, cuts: Sequence[Cut], *, node_memory_bytes: int | None = None) -> None:
     """Raise one PlanError with everything that keeps this plan from being carried out on this model."""
     faults = _own_faults(asdict(plan))
+    if plan.reduce == "network":
+        faults.append("reduce is on the network, and this version has no reduction there yet; place it on host")
     cut = next((cut for cut in cuts if cut.index == plan.cut), None)
     if cut is None:
         faults.append(f"cut {plan.cut} is not a position of this model; it has 0 to {len(cuts) - 1}")

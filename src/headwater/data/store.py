@@ -127,7 +127,7 @@ class Store:
         inside: dict[str, bool] = {}
         try:
             for page in self._objects.list(prefix.strip("/") or None, chunk_size=PAGE):
-                entries = [Entry(meta["path"], meta["size"], _bare(meta["e_tag"])) for meta in page]
+                entries = [Entry(meta["path"], meta["size"], self._etag(meta)) for meta in page]
                 if self._root is not None:
                     for entry in entries:
                         self._check_listed(entry.key, inside)
@@ -177,7 +177,7 @@ class Store:
             options = {"range": {"offset": offset}}
         try:
             result = self._objects.get(key, options=options)
-            found = _bare(result.meta["e_tag"])
+            found = self._etag(result.meta)
             if etag and found != _bare(etag):
                 raise ChangedError(
                     f"{key} in {self._shown} has changed since it was listed: etag {found!r}, listed as "
@@ -207,7 +207,12 @@ class Store:
 
     def etag(self, key: str) -> str:
         """The object's etag now."""
-        return _bare(self._head(key)["e_tag"])
+        return self._etag(self._head(key))
+
+    def _etag(self, meta: Any) -> str:
+        """A file's is made of inode, time and size; without the inode, copies of a folder on several nodes agree."""
+        etag = _bare(meta["e_tag"])
+        return etag.partition("-")[2] or etag if self._root is not None else etag
 
     def _head(self, key: str) -> Any:
         self._check(key)

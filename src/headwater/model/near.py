@@ -53,6 +53,17 @@ class Rows:
     def __len__(self) -> int:
         return self.tensors[0].shape[0]
 
+    def __getitem__(self, which: slice | Tensor | list[int]) -> Rows:
+        """Some of the rows, by slice or by a list of places: for micro-batches."""
+        if isinstance(which, int):
+            raise ModelError(f"rows[{which}] would be one row without a batch; write rows[{which}:{which + 1}]")
+        return self._each(lambda tensor: tensor[which])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The element type of the first tensor."""
+        return self.tensors[0].dtype
+
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
 

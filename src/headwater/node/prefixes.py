@@ -6,6 +6,7 @@ whose digest no longer fits is thrown away and asked for again. Nothing here is 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -19,6 +20,7 @@ from headwater.errors import RefusedError
 from headwater.node.engine import Engine
 
 MAX_ENGINES = 8  # loaded at once; the least recently used is dropped
+FILES_KEPT = 8  # times the largest upload: what the folder may hold
 
 
 class Prefixes:
@@ -27,6 +29,7 @@ class Prefixes:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
+        self._max_total_bytes = FILES_KEPT * max_bytes
         self._lock = threading.Lock()
         self._engines: OrderedDict[str, Engine] = OrderedDict()
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,6 +60,7 @@ class Prefixes:
                 raise RefusedError(f"{total} bytes arrived with sha256 {found}, not {digest}; upload it again")
             engine = Engine(Path(name).read_bytes())
             os.replace(name, self._path(digest))
+            self._make_room(digest)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
@@ -81,7 +85,19 @@ class Prefixes:
         if hashlib.sha256(model).hexdigest() != digest:
             self._path(digest).unlink(missing_ok=True)
             raise RefusedError(f"{UNKNOWN_PREFIX} {digest}: the stored file was damaged and is gone")
+        with contextlib.suppress(OSError):
+            os.utime(self._path(digest))  # used now: the last to go when room is needed
         return self._remember(digest, Engine(model))
+
+    def _make_room(self, newest: str) -> None:
+        """Delete what was used longest ago until the folder is within its limit; it can be uploaded again."""
+        found = sorted(self._folder.glob("*.onnx"), key=lambda path: path.stat().st_mtime)
+        total = sum(path.stat().st_size for path in found)
+        for path in found:
+            if total <= self._max_total_bytes or path.stem == newest:
+                continue
+            total -= path.stat().st_size
+            path.unlink(missing_ok=True)
 
     def _remember(self, digest: str, engine: Engine) -> Engine:
         with self._lock:

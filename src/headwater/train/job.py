@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -173,9 +174,12 @@ def near(
                                progress=progress)  # fmt: skip
             ranking = search(all_cuts, measured.profile, measured.rig, JobSize(len(samples), batch_size, EPOCHS_AHEAD))
             plan = ranking.best.plan
-        chosen = _plan(plan, model, all_cuts, cut, codec, bool(rest))
+        chosen = _plan(plan, model, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
         check(chosen, all_cuts, node_memory_bytes=min(memories, default=None))
         the_cut = all_cuts[chosen.cut]
+        if chosen.prefix != "storage" and chosen.codec != "raw":
+            warnings.warn(f"codec {chosen.codec!r} has nothing to do: rows are pixels, which travel as they are",
+                          stacklevel=2)  # fmt: skip
         boundary = the_cut.boundary if chosen.prefix == "storage" else (pipeline.pixel_spec,)
 
         digest = None
@@ -242,6 +246,7 @@ def _plan(
     cut: str | int | None,
     codec: str,
     has_rest: bool,
+    pixel_bytes: int,
 ) -> Plan:
     """The plan that was given, or the one that moves the fewest bytes."""
     if plan is not None:
@@ -263,7 +268,7 @@ def _plan(
                 f"{name} is frozen but in training mode, so its result depends on the batch and it can't run near the "
                 f"data: call hw.freeze(model, until=...), or model.get_submodule({name!r}).eval()"
             )
-    return near_plan(smallest_cut(cuts), codec=codec)
+    return near_plan(smallest_cut(cuts, codec, pixel_bytes), codec=codec)
 
 
 def _read_plan(path: str | os.PathLike[str]) -> Plan:

@@ -151,6 +151,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         return left <= 0 or (self._dealing.drop_last and left < full)
 
     def _batches(self, epoch: int, position: int, number: int) -> Iterator[tuple[Any, torch.Tensor]]:
+        begun_at, any_batch = position, False
         ids = self._order.epoch(epoch)
         slices = self._slices(position)
         chunks = chunks_of(slices, self._chunk_rows)
@@ -181,9 +182,15 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                 batch = self._finish(rows.tensors, samples), torch.from_numpy(self._samples.labels[samples])
                 if number == self._iterator:
                     self._position = position
+                any_batch = True
                 yield batch
             if number == self._iterator:
                 self._position = len(self._samples)
+            if begun_at == 0 and not any_batch and self.skipped:
+                raise DataError(
+                    f"none of the {len(self._samples)} samples can be read; the first: {self.skipped[0].key}: "
+                    f"{self.skipped[0].reason}"
+                )
         finally:
             stream.close()
 
