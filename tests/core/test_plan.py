@@ -127,10 +127,10 @@ def test_a_cut_is_found_by_name_or_index_and_errors_name_others():
 
 
 def test_at_the_input_pixels_count_and_a_codec_counts_elsewhere():
-    cuts = (cut(0, "input", 100), cut(1, "conv", 120))  # 400 and 480 bytes as floats
-    assert smallest_cut(cuts).name == "input"
-    assert smallest_cut(cuts, "int8").name == "conv"
-    assert smallest_cut(cuts, "int8", pixel_bytes=100).name == "input"
+    cuts = (cut(0, "input", 100), cut(1, "conv", 90))  # 400 and 360 bytes as floats
+    assert smallest_cut(cuts).name == "conv"
+    assert smallest_cut(cuts, pixel_bytes=100).name == "input"
+    assert smallest_cut(cuts, "int8", pixel_bytes=100).name == "conv"  # 90 bytes and a scale of 4
 
 
 def test_a_tier_that_is_not_there_yet_is_a_fault():
