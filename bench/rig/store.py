@@ -46,7 +46,8 @@ def prepare(folder: Path, address: str) -> tuple[list[str], str, dict[str, str]]
     command = [
         program, "server", f"-dir={folder / 'data'}", f"-ip={address}", f"-ip.bind={address}",
         "-master.telemetry=false", "-master.volumeSizeLimitMB=256", "-volume.max=200", "-volume.preStopSeconds=0",
-        "-s3", f"-s3.port={_PORT}", "-s3.port.iceberg=0", f"-s3.config={folder / 's3.json'}",
+        "-s3", f"-s3.port={_PORT}", "-s3.port.iceberg=0", "-s3.port.lance=0",
+        f"-s3.config={folder / 's3.json'}",
     ]  # fmt: skip
     endpoint = f"http://{address}:{_PORT}"
     return (
