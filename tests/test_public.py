@@ -18,11 +18,12 @@ def test_the_verbs_of_the_command_line():
     from headwater.cli import typer_app
 
     command = typer.main.get_command(typer_app)
-    assert sorted(command.commands) == ["cuts", "serve", "train"]
+    assert sorted(command.commands) == ["cuts", "plan", "serve", "train"]
     options = {name: sorted(option for each in verb.params for option in each.opts if option.startswith("--"))
                for name, verb in command.commands.items()}  # fmt: skip
     assert options == {
         "cuts": ["--all", "--json", "--size", "--until"],
+        "plan": ["--json", "--output", "--picture"],
         "serve": ["--listen", "--max-upload", "--open", "--state", "--threads"],
         "train": ["--resume"],
     }

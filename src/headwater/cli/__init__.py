@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from headwater.cli.cuts import cuts
+from headwater.cli.plan import plan
 from headwater.cli.serve import serve
 from headwater.cli.train import train
 from headwater.errors import HeadwaterError
@@ -38,6 +39,7 @@ def _root(
 typer_app.command()(serve)
 typer_app.command()(train)
 typer_app.command()(cuts)
+typer_app.command()(plan)
 
 
 def app(*args: Any, **kwargs: Any) -> None:

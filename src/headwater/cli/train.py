@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headwater.cli.jobfile import JobFile, read_job
-from headwater.cli.models import build_model
+from headwater.cli.meaning import model_of, near_options
 from headwater.cli.needs import needs_torch
 from headwater.errors import ConfigError, HeadwaterError
 
@@ -53,21 +53,9 @@ def run(file: JobFile, resume: bool) -> None:
     if not resume and checkpoint.exists():
         raise ConfigError(f"{output} has the checkpoint of an earlier run; go on with --resume, or name another output")
     torch.manual_seed(file.train.seed)
-    model = _model(file)
-    transforms = _transforms(file)
+    model = model_of(file)
     optimizer = _optimizer(file, [each for each in model.parameters() if each.requires_grad])
-    common: dict[str, Any] = {
-        "transforms": transforms,
-        "batch_size": file.train.batch_size,
-        "seed": file.train.seed,
-        "layout": file.data.layout,
-        "path_column": file.data.path_column,
-        "label_column": file.data.label_column,
-        "on_bad_sample": file.data.on_bad_sample,
-        "nodes": file.nodes.addresses or None,
-        "patience_s": file.nodes.patience_s,
-        **({"plan": file.path(file.plan.file)} if file.plan.file else {"cut": file.plan.cut, "codec": file.plan.codec}),
-    }
+    common = near_options(file)
     with ExitStack() as stack:
         job = stack.enter_context(hw.near(model, file.url(file.data.url), shuffle=file.train.shuffle, **common))
         check = None
@@ -203,38 +191,6 @@ def _accuracy(job: Job) -> float:
             right += int((job.model(x).argmax(1) == y).sum())
             total += len(y)
     return right / max(total, 1)
-
-
-def _model(file: JobFile) -> Any:
-    import torch
-
-    from headwater.model.freeze import freeze
-
-    model = build_model(file.model.name, file.model.arguments)
-    if file.model.weights:
-        path = file.path(file.model.weights)
-        try:
-            model.load_state_dict(torch.load(path, weights_only=True))
-        except Exception as error:
-            raise ConfigError(f"[model] weights {path} can't be loaded: {str(error)[:500]}") from error
-    if file.model.freeze_until:
-        freeze(model, until=file.model.freeze_until)
-    if not any(each.requires_grad for each in model.parameters()):
-        raise ConfigError("[model] nothing is left to train; freeze_until must name a later part of the model")
-    return model
-
-
-def _transforms(file: JobFile) -> Any:
-    if not isinstance(file.data.transforms, str):
-        return file.data.transforms
-    from importlib import import_module
-
-    module, _, function = file.data.transforms.partition(":")
-    try:
-        return getattr(import_module(module), function)()
-    except Exception as error:
-        raise ConfigError(f"[data] transforms = {file.data.transforms!r} must be a list, or package.module:FUNCTION "
-                          f"that returns them: {type(error).__name__}: {error}") from error  # fmt: skip
 
 
 def _optimizer(file: JobFile, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

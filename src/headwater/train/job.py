@@ -45,7 +45,7 @@ from headwater.train.feed import Feed
 from headwater.train.host import HostWorker
 from headwater.train.inline import InlineWorker
 from headwater.train.loader import Loader
-from headwater.train.measure import measure
+from headwater.train.measure import Measured, measure
 from headwater.train.reply import Reply, Worker
 
 PATIENCE_S = 60.0
@@ -74,6 +74,7 @@ class Job:
         counts: Counts,
         resources: ExitStack,
         ranking: Ranking | None = None,
+        measured: Measured | None = None,
     ) -> None:
         self.model = model
         self.loader = loader
@@ -82,6 +83,7 @@ class Job:
         self.samples = samples
         self.counts = counts
         self.ranking = ranking
+        self.measured = measured
         # With the loader, which the job holds: who keeps only `job.loader` can still iterate.
         self._close = weakref.finalize(loader, resources.close)
 
@@ -166,7 +168,7 @@ def near(
             all_cuts = find_cuts(captured)
         if rest:  # what stays on the trainer comes before the model, so no part of the model can go ahead of it
             all_cuts = all_cuts[:1] + tuple(replace(each, legal=False, why_not=_HELD_BACK) for each in all_cuts[1:])
-        ranking = None
+        ranking, measured = None, None
         if plan == "auto":
             if not clients:
                 raise ConfigError('plan="auto" measures nodes, and there are none; name some, or leave nodes out')
@@ -209,7 +211,7 @@ def near(
             chunk_rows=chosen.chunk_rows,
             on_bad_sample=on_bad_sample,
         )
-        return Job(NearModel(captured), loader, chosen, all_cuts, samples, counts, stack.pop_all(), ranking)
+        return Job(NearModel(captured), loader, chosen, all_cuts, samples, counts, stack.pop_all(), ranking, measured)
 
 
 def _place(rank: int | None, world: int | None) -> tuple[int, int]:

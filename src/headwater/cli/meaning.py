@@ -1,0 +1,59 @@
+"""What a job file stands for: its model, its transforms, the arguments of `near`. Imports torch when it is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwater.cli.jobfile import JobFile
+from headwater.cli.models import build_model
+from headwater.errors import ConfigError
+
+
+def near_options(file: JobFile) -> dict[str, Any]:
+    """The arguments of `near` that training, validation and planning share."""
+    options = {
+        "transforms": transforms_of(file),
+        "batch_size": file.train.batch_size,
+        "seed": file.train.seed,
+        "layout": file.data.layout,
+        "path_column": file.data.path_column,
+        "label_column": file.data.label_column,
+        "on_bad_sample": file.data.on_bad_sample,
+        "nodes": file.nodes.addresses or None,
+        "patience_s": file.nodes.patience_s,
+    }
+    if file.plan.file:
+        return {**options, "plan": "auto" if file.plan.file == "auto" else file.path(file.plan.file)}
+    return {**options, "cut": file.plan.cut, "codec": file.plan.codec}
+
+
+def model_of(file: JobFile) -> Any:
+    import torch
+
+    from headwater.model.freeze import freeze
+
+    model = build_model(file.model.name, file.model.arguments)
+    if file.model.weights:
+        path = file.path(file.model.weights)
+        try:
+            model.load_state_dict(torch.load(path, weights_only=True))
+        except Exception as error:
+            raise ConfigError(f"[model] weights {path} can't be loaded: {str(error)[:500]}") from error
+    if file.model.freeze_until:
+        freeze(model, until=file.model.freeze_until)
+    if not any(each.requires_grad for each in model.parameters()):
+        raise ConfigError("[model] nothing is left to train; freeze_until must name a later part of the model")
+    return model
+
+
+def transforms_of(file: JobFile) -> Any:
+    if not isinstance(file.data.transforms, str):
+        return file.data.transforms
+    from importlib import import_module
+
+    module, _, function = file.data.transforms.partition(":")
+    try:
+        return getattr(import_module(module), function)()
+    except Exception as error:
+        raise ConfigError(f"[data] transforms = {file.data.transforms!r} must be a list, or package.module:FUNCTION "
+                          f"that returns them: {type(error).__name__}: {error}") from error  # fmt: skip

@@ -1,0 +1,127 @@
+"""`headwater plan job.toml`: what would run where, why, and how fast; and the plan as a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.cli.jobfile import read_job
+from headwater.cli.meaning import model_of, near_options
+from headwater.cli.needs import needs_torch
+from headwater.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headwater.core.cost import Estimate
+    from headwater.train.job import Job
+
+
+def plan(
+    job: Path = typer.Argument(help="The job file, in TOML; docs/job-file.md tells its fields."),
+    output: Path = typer.Option(None, "-o", "--output", help="Write the best plan here; [plan] file = ... uses it."),
+    picture: Path = typer.Option(None, help="Draw the load on each resource against the cut, as a PNG."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+) -> None:
+    """Measure the model, the nodes, the links and this machine, and rank the ways to carry the job out.
+
+    Times are estimates from measured costs. Nothing is trained.
+    """
+    needs_torch()
+    import headwater as hw
+
+    file = read_job(job)
+    options = {name: value for name, value in near_options(file).items() if name not in ("cut", "codec", "plan")}
+    with hw.near(model_of(file), file.url(file.data.url), **options, plan="auto") as found:
+        assert found.ranking is not None
+        if output is not None:
+            output.write_text(found.plan.dumps())
+        if picture is not None:
+            draw(found, picture)
+        if as_json:
+            print(json.dumps(_as_json(found)))
+        else:
+            show(found, Console())
+            for path in filter(None, (output, picture)):
+                Console().print(f"written: {path}")
+
+
+def _rows(job: Job) -> list[tuple[str, Estimate]]:
+    """The best plans and the two extremes, each once."""
+    ranking = job.ranking
+    assert ranking is not None
+    rows = [(str(place), each) for place, each in enumerate(ranking.plans, start=1)]
+    for each in (ranking.nothing, ranking.pixels):
+        if each is not None and all(each.plan != other.plan for _, other in rows):
+            rows.append(("", each))
+    return rows
+
+
+def show(job: Job, console: Console) -> None:
+    """The table and the sentences."""
+    from headwater.core.search import placement
+
+    table = Table(title="plans, best first (estimated from measured costs)", title_justify="left")
+    for title in ("", "what moves", "cut", "pictures/s", "bytes down a picture", "limited by"):
+        table.add_column(title, justify="right" if title in ("", "pictures/s", "bytes down a picture") else "left")
+    for place, each in _rows(job):
+        table.add_row(place, placement(each.plan), each.plan.cut_name if each.plan.cut else "",
+                      f"{each.samples_per_s:,.1f}", f"{each.down_bytes:,.0f}", each.limiting)  # fmt: skip
+    console.print(table)
+    assert job.ranking is not None
+    console.print(job.ranking.explain(), soft_wrap=True)
+
+
+def _as_json(job: Job) -> dict[str, Any]:
+    assert job.ranking is not None
+    return {
+        "plan": job.plan.to_json(),
+        "explanation": job.ranking.explain(),
+        "estimates": [each.to_json() for _, each in _rows(job)],
+    }
+
+
+def draw(job: Job, path: Path) -> None:
+    """Load per resource against the cut: the highest line at a cut is what limits it there."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("a picture needs matplotlib; install it: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from headwater.core.loads import JobSize
+    from headwater.core.search import sweep
+
+    assert job.measured is not None
+    size = JobSize(len(job.samples), 1)
+    estimates = sweep(job.cuts, job.measured.profile, job.measured.rig, size, like=job.plan)
+    estimates = tuple(
+        each for each in estimates if not job.cuts[each.plan.cut].name.count("/") or each.plan == job.plan
+    )
+    lines: dict[str, list[float]] = {}
+    for each in estimates:
+        for load in each.loads:
+            lines.setdefault(load.resource, [])
+    for each in estimates:
+        here = {load.resource: load.s for load in each.loads}
+        for name, line in lines.items():
+            line.append(1e3 * here.get(name, 0.0))
+    tallest = max(max(line) for line in lines.values())
+    figure, axis = pyplot.subplots(figsize=(11, 4.5), layout="constrained")
+    for name, line in lines.items():
+        if max(line) > 0.002 * tallest:
+            axis.plot(line, label=name, linewidth=1.6)
+    places = [each.plan.cut for each in estimates]
+    if job.plan.cut in places:
+        axis.axvline(places.index(job.plan.cut), color="black", linestyle=":", label=f"chosen: {job.plan.cut_name}")
+    step = max(1, len(places) // 24)
+    names = [each.plan.cut_name for each in estimates]
+    axis.set_xticks(range(0, len(places), step), names[::step], rotation=60, ha="right", fontsize=7)
+    axis.set(title="load on each resource against the cut (estimated)", ylabel="ms a picture", yscale="log")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)

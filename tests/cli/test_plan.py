@@ -1,0 +1,23 @@
+"""`headwater plan`: a ranking in words and numbers, a plan that a run can use, a picture."""
+
+import json
+
+from headwater.core.plan import Plan
+
+
+def test_a_plan_is_shown_written_and_drawn(command, pictures, tmp_path):
+    job = command.job("planned", pictures, epochs=1)
+    done = command("plan", job, "-o", tmp_path / "plan.json", "--picture", tmp_path / "plan.png")
+    assert done.returncode == 0, done.err
+    assert "move nothing" in done.out
+    assert "limits" in done.out
+    assert Plan.loads((tmp_path / "plan.json").read_text())
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_as_json_it_has_the_plan_and_every_estimate(command, pictures):
+    done = command("plan", command.job("as-json", pictures, epochs=1), "--json")
+    found = json.loads(done.out.splitlines()[-1])
+    assert Plan.from_json(found["plan"])
+    assert len(found["estimates"]) >= 2
+    assert all(each["estimated"]["samples_per_s"] > 0 for each in found["estimates"])
