@@ -1,5 +1,8 @@
 """What users rely on by name: a change here is a change for them, and belongs in the changelog."""
 
+import subprocess
+import sys
+
 import headwater as hw
 from headwater.core.plan import Plan
 
@@ -76,3 +79,8 @@ def test_the_model_in_the_readme_is_frozen_where_rows_are_smaller_than_pixels():
     name, until = (re.search(pattern, text)[1] for pattern in (r'create_model\("(\w+)"', r'until="(\w+)"'))
     model = hw.freeze(timm.create_model(name, num_classes=10), until=until)
     assert smallest_cut(cuts(capture(model, (torch.zeros(2, 3, 224, 224),)))).row_bytes < 3 * 224 * 224
+
+
+def test_every_public_name_is_there_in_a_fresh_interpreter():
+    for name in hw.__all__:
+        subprocess.run([sys.executable, "-c", f"import headwater; headwater.{name}"], check=True)

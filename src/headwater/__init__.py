@@ -30,7 +30,7 @@ _HOMES = {
     "freeze": "headwater.model.freeze",
     "from_torchvision": "headwater.data.torchvision",
     "near": "headwater.train.job",
-    "transforms": "headwater.data",
+    "transforms": "headwater.data.transforms",
 }
 
 __all__ = ["HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision", "near", "transforms"]
@@ -39,6 +39,8 @@ __all__ = ["HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "fr
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"headwater has no {name!r}; its names are {', '.join(__all__)}")
+    if name == "transforms":
+        return import_module("headwater.data.transforms")
     return getattr(import_module(_HOMES[name]), name)
 
 

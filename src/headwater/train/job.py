@@ -166,15 +166,17 @@ def near(
             keep_frozen(model)
             captured = capture(model, _example(model, pipeline))
             all_cuts = find_cuts(captured)
-        if rest:  # what stays on the trainer comes before the model, so no part of the model can go ahead of it
-            all_cuts = all_cuts[:1] + tuple(replace(each, legal=False, why_not=_HELD_BACK) for each in all_cuts[1:])
         ranking, measured = None, None
         if plan == "auto":
             if not clients:
                 raise ConfigError('plan="auto" measures nodes, and there are none; name some, or leave nodes out')
-            measured = measure(captured, all_cuts, pipeline, samples, clients, batch_size=batch_size, seed=seed,
+            open_cuts = all_cuts
+            if rest:  # what stays on the trainer comes before the model, so no part of the model can go ahead of it
+                held = tuple(replace(each, legal=False, why_not=_HELD_BACK) for each in all_cuts[1:])
+                open_cuts = all_cuts[:1] + held
+            measured = measure(captured, open_cuts, pipeline, samples, clients, batch_size=batch_size, seed=seed,
                                progress=progress)  # fmt: skip
-            ranking = search(all_cuts, measured.profile, measured.rig, JobSize(len(samples), batch_size, EPOCHS_AHEAD))
+            ranking = search(open_cuts, measured.profile, measured.rig, JobSize(len(samples), batch_size, EPOCHS_AHEAD))
             plan = ranking.best.plan
         chosen = _plan(plan, model, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
         check(chosen, all_cuts, node_memory_bytes=min(memories, default=None))
