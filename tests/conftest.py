@@ -150,6 +150,8 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            for left in Path(tempfile.gettempdir()).glob(f"seaweedfs-*-{filer}.sock"):
+                left.unlink(missing_ok=True)
 
 
 @pytest.fixture
