@@ -150,8 +150,10 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            for left in Path(tempfile.gettempdir()).glob(f"seaweedfs-*-{filer}.sock"):
-                left.unlink(missing_ok=True)
+            for port in (master, volume, filer, s3):
+                for number in (port, port + 10_000):
+                    for left in Path(tempfile.gettempdir()).glob(f"seaweedfs-*-{number}.sock"):
+                        left.unlink(missing_ok=True)
 
 
 @pytest.fixture
