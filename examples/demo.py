@@ -76,7 +76,7 @@ def main() -> None:
 def keep_freed_memory() -> None:
     """Let the C library keep large blocks that PyTorch frees.
 
-    Getting them anew from the kernel for every layer made the plain side three times as slow on two cores (measured).
+    Getting them anew from the kernel for every layer slows the plain side down for no reason of its own.
     """
     if platform.system() == "Linux":
         libc = ctypes.CDLL(None)

@@ -24,7 +24,7 @@ from headwater.errors import BadSampleError, HeadwaterError
 
 Run = Callable[[np.ndarray], Sequence[np.ndarray]]
 
-NUM_READERS = 16  # concurrent requests to the store; obstore gave 1,200 GET/s of 110 KB with this many
+NUM_READERS = 16  # concurrent requests to the store; not tuned: enough to hide the latency of a store nearby
 SLOTS = 3  # one group being sent, one inferred, one decoded
 _POLL_S = 0.25  # how soon an abandoned request is noticed
 # A stream that is silent for longer gets an empty part: gRPC servers hang up on a client that pings (to notice a dead

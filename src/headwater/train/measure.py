@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from headwater.core.cut import Cut, legal_cuts
 from headwater.core.draw import Draw
@@ -261,13 +260,11 @@ def _local_costs(samples: Samples, pipeline: Transforms, refs: Sequence[Any], se
         found["finish_s"] = 0.0
     try:
         store = open_store(samples.url)
-        wall, cpu = time.perf_counter(), time.process_time()
+        cpu = time.process_time()
         data = [store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag) for ref in refs]
     except (StoreError, BadSampleError):
         return found
     found["fetch_s"] = (time.process_time() - cpu) / len(refs)
-    found["fetch_wait_s"] = 0.0
-    del wall  # the link's own time is in the rig, not here
     start, done = time.thread_time(), 0
     for ref, each in zip(refs, data, strict=True):
         try:
@@ -295,8 +292,3 @@ def _cpu_s(work: Callable[[], Any], at_least_s: float = 0.5) -> float:
         work()
         runs += 1
     return (time.process_time() - start) / runs
-
-
-def uses_host(model: nn.Module) -> bool:
-    """Does the model run on this machine's cores?"""
-    return all(each.device.type == "cpu" for each in model.parameters())
