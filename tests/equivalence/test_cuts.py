@@ -228,7 +228,7 @@ def moved(before: Tensor, after: Tensor) -> bool:
 
 
 def assert_onnx_equals_torch(it: Subject, cut: Cut, folder: Path) -> None:
-    shipped = ship(it.captured, cut, folder)
+    shipped = ship(it.captured, cut, cache_dir=folder)
     session = onnxruntime.InferenceSession(shipped.path, providers=["CPUExecutionProvider"])
     feeds = {spec.name: tensor.numpy() for spec, tensor in zip(shipped.inputs, it.inputs, strict=True)}
     with torch.no_grad():

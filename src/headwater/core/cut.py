@@ -14,6 +14,8 @@ from headwater.core.codecs import wire_row_bytes
 from headwater.core.spec import Boundary, row_bytes
 from headwater.errors import ImpureError, ModelError
 
+MAX_OFFERED = 48  # a planner's choice among more would be finer than its estimates, and each costs a little to keep
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -41,6 +43,23 @@ class Cut:
 
 def legal_cuts(all_cuts: Sequence[Cut]) -> tuple[Cut, ...]:
     return tuple(cut for cut in all_cuts if cut.legal)
+
+
+def offered_cuts(all_cuts: Sequence[Cut], most: int = MAX_OFFERED) -> tuple[Cut, ...]:
+    """The cuts that a planner chooses from: the input, the last legal one, and ends of modules, outer ones first.
+
+    Levels of nesting are added while there are at most `most` cuts: blocks always, their layers in small models. Inside
+    a block more crosses than at its end, and what could be gained by balancing is less than a block's work.
+    """
+    legal = legal_cuts(all_cuts)
+    named = [cut for cut in legal if cut.index and "/" not in cut.name]
+    chosen = {cut.index: cut for cut in (*legal[:1], *legal[-1:])}
+    for depth in sorted({cut.name.count(".") for cut in named}):
+        level = {cut.index: cut for cut in named if cut.name.count(".") == depth}
+        if len(chosen | level) > most:
+            break
+        chosen |= level
+    return tuple(sorted(chosen.values(), key=_index))
 
 
 def smallest_cut(all_cuts: Sequence[Cut], codec: str = "raw", pixel_bytes: int | None = None) -> Cut:

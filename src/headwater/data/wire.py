@@ -82,6 +82,7 @@ class Extraction:
     codec: str = "raw"
     compression: str = "none"
     node_batch: int = 32
+    outputs: tuple[str, ...] | None = None  # which of the file's outputs the boundary is; None: all, in their order
 
     def to_json(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if name not in ("transforms", "boundary")}
@@ -111,9 +112,15 @@ class Extraction:
             raise ConfigError(f"a row has 1 to {MAX_TENSORS} tensors, none of them empty")
         if sum(spec.row_bytes for spec in boundary) > MAX_ROW_BYTES:
             raise ConfigError(f"a row has at most {MAX_ROW_BYTES} bytes; cut elsewhere")
+        outputs = data.get("outputs")
+        if outputs is not None and (
+            not isinstance(outputs, list) or len(outputs) != len(boundary) or len({*map(str, outputs)}) != len(outputs)
+            or not all(isinstance(name, str) for name in outputs)
+        ):  # fmt: skip
+            raise ConfigError(f"outputs must name each of the row's {len(boundary)} tensors once")
         transforms = Transforms.from_json(data["transforms"])
         return cls(data["url"], transforms, prefix, boundary, data["precision"], data["codec"], data["compression"],
-                   data["node_batch"])  # fmt: skip
+                   data["node_batch"], None if outputs is None else tuple(outputs))  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """Ship: the prefix of a model as one ONNX file, named by its sha256 and kept on disk.
 
+One file may serve several cuts: it runs up to the last of them and gives what crosses at each. A node takes from it
+what a request names, so going over to another of these cuts costs neither an export nor an upload.
+
 Owns `ship`, `Shipped` and the cache folder's layout:
 
     prefixes/<sha256 of the file>.onnx     what nodes are sent
@@ -16,7 +19,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -26,11 +29,11 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from headwater.core.cut import Cut, refusal
-from headwater.core.spec import Boundary
+from headwater.core.spec import Boundary, TensorSpec
 from headwater.errors import ImpureError, ModelError
 from headwater.model.capture import Captured, first_lines
 from headwater.model.quiet import quiet
-from headwater.model.split import prefix_module
+from headwater.model.split import prefixes_module
 
 # Part of every key: raise it when what `ship` writes for the same prefix changes.
 FORMAT = 1
@@ -42,13 +45,21 @@ ALONE_TOLERANCE = 1e-2
 
 @dataclass(frozen=True)
 class Shipped:
-    """A prefix ready for a node. `inputs` and `outputs` carry the names inside the ONNX file."""
+    """A prefix ready for a node. `inputs` and `outputs` carry the names inside the ONNX file.
+
+    `cuts` has for each cut (by index) which of the outputs cross there, in the order of its boundary.
+    """
 
     digest: str
     path: Path
     inputs: Boundary
     outputs: Boundary
     num_bytes: int
+    cuts: Mapping[int, tuple[int, ...]]
+
+    def names_at(self, cut: Cut) -> tuple[str, ...]:
+        """What a node is asked for to get the boundary of `cut`."""
+        return tuple(self.outputs[place].name for place in self.cuts[cut.index])
 
 
 def default_cache() -> Path:
@@ -57,8 +68,26 @@ def default_cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "headwater" / "prefixes"
 
 
-def ship(captured: Captured, cut: Cut, cache_dir: str | os.PathLike[str] | None = None) -> Shipped:
-    """The prefix up to `cut` as an ONNX file; exported once, then taken from the cache."""
+def ship(captured: Captured, *cuts: Cut, cache_dir: str | os.PathLike[str] | None = None) -> Shipped:
+    """The prefix up to the last of `cuts`, with what crosses at each, as an ONNX file; exported once, then cached."""
+    for cut in cuts:
+        _check(cut)
+    folder = default_cache() if cache_dir is None else Path(cache_dir)
+    prefix, places = prefixes_module(captured, cuts)
+    specs = {place: (cut, spec) for cut, own in zip(cuts, places, strict=True)
+             for place, spec in zip(own, cut.boundary, strict=True)}  # fmt: skip
+    outputs = _output_names(captured.inputs, [specs[place][1] for place in range(len(specs))])
+    key = _key(prefix, captured.inputs, outputs)
+    found = _find(folder, key)
+    if found is None:
+        owners = [specs[place][0] for place in range(len(specs))]
+        _check_rows_alone(prefix, captured, owners, outputs)
+        found = _export(prefix, captured, max(cuts, key=lambda cut: cut.index), outputs, folder, key)
+    of_cut = {cut.index: own for cut, own in zip(cuts, places, strict=True)}
+    return Shipped(found.stem, found, captured.inputs, outputs, found.stat().st_size, of_cut)
+
+
+def _check(cut: Cut) -> None:
     if not cut.legal:
         raise refusal(cut, f"can't be shipped: {cut.why_not}")
     if cut.index == 0:
@@ -68,21 +97,22 @@ def ship(captured: Captured, cut: Cut, cache_dir: str | os.PathLike[str] | None 
             f"cut {cut.name!r}: the weights in front of it take {cut.prefix_bytes / 1e9:.1f} GB, and one ONNX file "
             f"holds {MAX_BYTES / 1e9:.1f} GB; cut earlier, or convert the model to half precision"
         )
-    folder = default_cache() if cache_dir is None else Path(cache_dir)
-    prefix = prefix_module(captured, cut)
-    outputs = _output_names(captured.inputs, cut.boundary)
-    key = _key(prefix, captured.inputs, outputs)
-    found = _find(folder, key)
-    if found is None:
-        _check_rows_alone(prefix, captured, cut)
-        found = _export(prefix, captured, cut, outputs, folder, key)
-    return Shipped(found.stem, found, captured.inputs, outputs, found.stat().st_size)
 
 
-def _output_names(inputs: Boundary, boundary: Boundary) -> Boundary:
-    """An input that crosses as it is needs a second name: in ONNX every value has one of its own."""
+def _output_names(inputs: Boundary, boundary: Sequence[TensorSpec]) -> Boundary:
+    """Names as ONNX wants them, where every value has one of its own: inputs that cross as they are get a second one,
+    and so does what crosses twice because it is changed in place in between."""
     taken = {spec.name for spec in inputs}
-    return tuple(replace(spec, name=f"{spec.name}.out") if spec.name in taken else spec for spec in boundary)
+    named = []
+    for spec in boundary:
+        name = spec.name if spec.name not in taken else f"{spec.name}.out"
+        again = 1
+        while name in taken:
+            again += 1
+            name = f"{spec.name}.{again}"
+        taken.add(name)
+        named.append(replace(spec, name=name))
+    return tuple(named)
 
 
 def _key(prefix: GraphModule, inputs: Boundary, outputs: Boundary) -> str:
@@ -160,13 +190,13 @@ def _writing(folder: Path) -> Iterator[Path]:
         Path(name).unlink(missing_ok=True)
 
 
-def _check_rows_alone(prefix: GraphModule, captured: Captured, cut: Cut) -> None:
+def _check_rows_alone(prefix: GraphModule, captured: Captured, cuts: Sequence[Cut], outputs: Boundary) -> None:
     """A row must come out the same whatever rows are beside it: on a node the batch is another one."""
     probe = tuple(_probe(tensor) for tensor in captured.example)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         together = prefix(*probe)
         alone = prefix(*(tensor[:1] for tensor in probe))
-    for spec, batch, row in zip(cut.boundary, together, alone, strict=True):
+    for cut, spec, batch, row in zip(cuts, outputs, together, alone, strict=True):
         first, only = batch[:1].double(), row.double()
         scale = max(1e-6, float(first.abs().max())) if first.numel() else 1.0
         if first.numel() and float((first - only).abs().max()) > ALONE_TOLERANCE * scale:

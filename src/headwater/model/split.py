@@ -1,7 +1,7 @@
 """Split: a captured model as two modules, in front of a cut and behind it.
 
-Owns `prefix_module` and `suffix_module`. Both are copies of parts of the captured graph and share the model's own
-tensors. Neither changes what it is given: a tensor that an in-place operator would write to is cloned first.
+Owns `prefix_module`, `prefixes_module` and `suffix_module`. All are copies of parts of the captured graph and share the
+model's own tensors. None changes what it is given: a tensor that an in-place operator would write to is cloned first.
 May import errors, torch, and the modules of this package that analyse the graph.
 """
 
@@ -22,18 +22,54 @@ from headwater.model.flow import Flow, flow, is_check, is_size, written
 
 def prefix_module(captured: Captured, cut: Cut) -> GraphModule:
     """The model up to `cut`: its inputs → the tuple of tensors that cross."""
-    _require_legal(cut)
+    return prefixes_module(captured, [cut])[0]
+
+
+def prefixes_module(captured: Captured, cuts: Sequence[Cut]) -> tuple[GraphModule, list[tuple[int, ...]]]:
+    """The model up to the last of `cuts` (by index), giving what crosses at each of them; and which outputs are whose.
+
+    A tensor that crosses at several cuts is one output, unless it was changed in place between them.
+    """
+    for cut in cuts:
+        _require_legal(cut)
     whole = flow(captured)
+    wanted = sorted(cuts, key=lambda cut: cut.index)
+    last = wanted[-1].index
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in whole.inputs:
         copies[node] = graph.placeholder(node.name)
-    _clone_written(whole, graph, copies, whole.places[: cut.index])
-    for node in _until_place(whole, cut.index):
+    _clone_written(whole, graph, copies, whole.places[:last])
+    outputs: list[Node] = []
+    seen: dict[tuple[Node, int], int] = {}  # (tensor, how often its memory was changed by then) → output
+    of_cut: dict[int, tuple[int, ...]] = {}
+
+    def note(index: int) -> None:
+        """What crosses after place `index`, kept from what later places do to it."""
+        changes = [whole.group[arg] for place in whole.places[:index] for arg in written(place)]
+        to_come = {whole.group[arg] for place in whole.places[index:last] for arg in written(place)}
+        places = []
+        for node in whole.alive(index):
+            key = node, changes.count(whole.group[node])
+            if key not in seen:
+                seen[key] = len(outputs)
+                value = copies[node]
+                if whole.group[node] in to_come:
+                    value = graph.call_function(torch.ops.aten.clone.default, (value,))
+                outputs.append(value)
+            places.append(seen[key])
+        of_cut[index] = tuple(places)
+
+    indices = {cut.index for cut in wanted}
+    if 0 in indices:
+        note(0)
+    for node in _until_place(whole, last):
         if not is_check(node) and node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[node] for node in whole.alive(cut.index)))
-    return _finish(captured, graph, "Prefix")
+        if whole.ordinal.get(node, 0) in indices - {0}:
+            note(whole.ordinal[node])
+    graph.output(tuple(outputs))
+    return _finish(captured, graph, "Prefix"), [of_cut[cut.index] for cut in cuts]
 
 
 def suffix_module(captured: Captured, cut: Cut) -> GraphModule:

@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 from headwater.core.spec import Boundary
 from headwater.errors import RefusedError
-from headwater.node.onnxfile import check_self_contained
+from headwater.node.onnxfile import check_self_contained, up_to
 
 PROFILE_RUNS = 5
 
@@ -20,8 +20,11 @@ PROFILE_RUNS = 5
 class Engine:
     """One prefix, ready to run. Threads may call `run` at the same time."""
 
-    def __init__(self, model: bytes, profile: str | None = None) -> None:
-        """`profile` names a file for ONNX Runtime's own timing of each kernel; see `kernels`."""
+    def __init__(self, model: bytes, outputs: Sequence[str] | None = None, *, profile: str | None = None) -> None:
+        """`outputs` names what is wanted of the model; without it, everything that it gives.
+
+        `profile` names a file for ONNX Runtime's own timing of each kernel; see `kernels`.
+        """
         options = ort.SessionOptions()
         # Parallelism comes from running several groups at once, one a core: a session that also splits each group
         # would fight the decoders for the same cores.
@@ -37,6 +40,8 @@ class Engine:
             options.enable_profiling = True
             options.profile_file_prefix = profile
         check_self_contained(model)
+        if outputs is not None:
+            model = up_to(model, outputs)
         try:
             self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:

@@ -1,13 +1,18 @@
-"""What an uploaded ONNX file may not contain: a reference to another file.
+"""ONNX files as bytes: what an uploaded one may not contain, and the part of it that gives some of its outputs.
 
-Owns a reader of just enough of the format (protobuf) to find tensors that say "my numbers are in that file". A runtime
-that follows such a reference would put this machine's files into rows. ONNX Runtime 1.31 refuses those that lead out
-of the working directory; we refuse all, whatever the runtime.
+Owns a reader of just enough of the format (protobuf), so that a node needs no package for it.
+
+`check_self_contained` finds tensors that say "my numbers are in that file". A runtime that follows such a reference
+would put this machine's files into rows. ONNX Runtime 1.31 refuses those that lead out of the working directory; we
+refuse all, whatever the runtime.
+
+`up_to` leaves out what the wanted outputs do not need. ONNX Runtime 1.31 would not: given a file with fewer outputs, it
+still runs every operator in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from headwater.errors import RefusedError
 
@@ -36,6 +41,96 @@ def check_self_contained(model: bytes) -> None:
                            "(external_data=False)")  # fmt: skip
 
 
+# Fields of onnx.proto that `up_to` looks at.
+_MODEL_GRAPH = 7
+_GRAPH_NODE, _GRAPH_TENSOR, _GRAPH_OUTPUT, _GRAPH_VALUE = 1, 5, 12, 13
+_NODE_INPUT, _NODE_OUTPUT, _NODE_ATTRIBUTE = 1, 2, 5
+_ATTRIBUTE_GRAPHS = (6, 11)
+_TENSOR_NAME, _VALUE_NAME = 8, 1
+
+
+def up_to(model: bytes, outputs: Sequence[str]) -> bytes:
+    """The same model with these outputs alone, in this order, and with nothing that they do not need."""
+    try:
+        return _up_to(memoryview(model), outputs)
+    except (IndexError, ValueError):
+        raise RefusedError(f"the prefix is not an ONNX file ({len(model)} bytes)") from None
+
+
+def _up_to(model: memoryview, outputs: Sequence[str]) -> bytes:
+    graphs = [value for field, value, _ in _spans(model) if field == _MODEL_GRAPH]
+    if len(graphs) != 1 or not isinstance(graphs[0], memoryview):
+        raise ValueError
+    parts = list(_spans(graphs[0]))
+    given = {_name(value, _VALUE_NAME): span for field, value, span in parts if field == _GRAPH_OUTPUT}
+    if absent := [name for name in outputs if name not in given]:
+        raise RefusedError(f"the prefix gives no {absent[0]!r}; it gives {', '.join(sorted(given))[:300]}")
+    needed = set(outputs)
+    kept = []
+    for field, value, span in reversed(parts):  # nodes stand after those they need
+        if field == _GRAPH_NODE:
+            takes, gives = _ends(value)
+            if needed.isdisjoint(gives):
+                continue
+            needed |= takes | gives
+        kept.append((field, value, span))
+    graph = b"".join(
+        span for field, value, span in reversed(kept)
+        if field != _GRAPH_OUTPUT
+        and not (field == _GRAPH_TENSOR and _name(value, _TENSOR_NAME) not in needed)
+        and not (field == _GRAPH_VALUE and _name(value, _VALUE_NAME) not in needed)
+    )  # fmt: skip
+    graph += b"".join(given[name] for name in outputs)
+    rest = b"".join(span for field, _, span in _spans(model) if field != _MODEL_GRAPH)
+    return rest + _number(_MODEL_GRAPH << 3 | 2) + _number(len(graph)) + graph
+
+
+def _ends(node: memoryview | int) -> tuple[set[str], set[str]]:
+    """What an operator takes, in graphs within it as well, and what it gives."""
+    takes: set[str] = set()
+    gives: set[str] = set()
+    if not isinstance(node, memoryview):
+        raise ValueError
+    for field, value, _ in _spans(node):
+        if isinstance(value, int):
+            continue
+        if field == _NODE_INPUT:
+            takes.add(bytes(value).decode())
+        elif field == _NODE_OUTPUT:
+            gives.add(bytes(value).decode())
+        elif field == _NODE_ATTRIBUTE:
+            for inner, graph, _ in _spans(value):
+                if inner in _ATTRIBUTE_GRAPHS and isinstance(graph, memoryview):
+                    takes |= _mentioned(graph)
+    return takes - {""}, gives - {""}
+
+
+def _mentioned(graph: memoryview) -> set[str]:
+    """Every name that a nested graph may take from outside."""
+    found: set[str] = set()
+    for field, value, _ in _spans(graph):
+        if field == _GRAPH_NODE:
+            found |= _ends(value)[0]
+        elif field == _GRAPH_OUTPUT:
+            found.add(_name(value, _VALUE_NAME))
+    return found
+
+
+def _name(message: memoryview | int, field: int) -> str:
+    if not isinstance(message, memoryview):
+        raise ValueError
+    return next((bytes(value).decode() for number, value, _ in _spans(message)
+                 if number == field and isinstance(value, memoryview)), "")  # fmt: skip
+
+
+def _number(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
 def _refers_outside(message: memoryview, kind: str, depth: int) -> bool:
     if depth > _MAX_DEPTH:
         raise ValueError
@@ -52,13 +147,20 @@ def _refers_outside(message: memoryview, kind: str, depth: int) -> bool:
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
     """(field number, value) of a protobuf message: numbers as int, everything else as bytes."""
+    for field, value, _ in _spans(message):
+        yield field, value
+
+
+def _spans(message: memoryview) -> Iterator[tuple[int, memoryview | int, memoryview]]:
+    """(field number, value, the bytes of the whole field) of a protobuf message."""
     place = 0
     while place < len(message):
+        start = place
         tag, place = _varint(message, place)
         wire_type = tag & 7
         if wire_type == 0:
             number, place = _varint(message, place)
-            yield tag >> 3, number
+            yield tag >> 3, number, message[start:place]
             continue
         if wire_type == 2:
             length, place = _varint(message, place)
@@ -68,7 +170,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
             raise ValueError
         if place + length > len(message):
             raise ValueError
-        yield tag >> 3, message[place : place + length]
+        yield tag >> 3, message[place : place + length], message[start : place + length]
         place += length
 
 

@@ -31,7 +31,7 @@ class Prefixes:
         self._max_bytes = max_bytes
         self._max_total_bytes = FILES_KEPT * max_bytes
         self._lock = threading.Lock()
-        self._engines: OrderedDict[str, Engine] = OrderedDict()
+        self._engines: OrderedDict[tuple[str, tuple[str, ...] | None], Engine] = OrderedDict()
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.part"):
             if not _is_alive(leftover.name.split("-")[0]):  # an upload cut short by a kill
@@ -58,13 +58,12 @@ class Prefixes:
             if sha.hexdigest() != digest:
                 found = sha.hexdigest()
                 raise RefusedError(f"{total} bytes arrived with sha256 {found}, not {digest}; upload it again")
-            engine = Engine(Path(name).read_bytes())
+            Engine(Path(name).read_bytes())  # refused now if it can't be run; requests may want only a part of it
             os.replace(name, self._path(digest))
             self._make_room(digest)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-        self._remember(digest, engine)
 
     def path(self, digest: str) -> Path:
         """Where this prefix is kept."""
@@ -72,12 +71,13 @@ class Prefixes:
             raise RefusedError(f"{UNKNOWN_PREFIX} {digest}")
         return self._path(digest)
 
-    def engine(self, digest: str) -> Engine:
-        """The engine for this prefix, loaded if need be."""
+    def engine(self, digest: str, outputs: tuple[str, ...] | None = None) -> Engine:
+        """The engine for these outputs of this prefix, or for all of them; loaded if need be."""
+        key = digest, outputs
         with self._lock:
-            if digest in self._engines:
-                self._engines.move_to_end(digest)
-                return self._engines[digest]
+            if key in self._engines:
+                self._engines.move_to_end(key)
+                return self._engines[key]
         try:
             model = self._path(digest).read_bytes()
         except FileNotFoundError:
@@ -87,7 +87,7 @@ class Prefixes:
             raise RefusedError(f"{UNKNOWN_PREFIX} {digest}: the stored file was damaged and is gone")
         with contextlib.suppress(OSError):
             os.utime(self._path(digest))  # used now: the last to go when room is needed
-        return self._remember(digest, Engine(model))
+        return self._remember(key, Engine(model, outputs))
 
     def _make_room(self, newest: str) -> None:
         """Delete what was used longest ago until the folder is within its limit; it can be uploaded again."""
@@ -99,10 +99,10 @@ class Prefixes:
             total -= path.stat().st_size
             path.unlink(missing_ok=True)
 
-    def _remember(self, digest: str, engine: Engine) -> Engine:
+    def _remember(self, key: tuple[str, tuple[str, ...] | None], engine: Engine) -> Engine:
         with self._lock:
-            engine = self._engines.setdefault(digest, engine)
-            self._engines.move_to_end(digest)
+            engine = self._engines.setdefault(key, engine)
+            self._engines.move_to_end(key)
             while len(self._engines) > MAX_ENGINES:
                 self._engines.popitem(last=False)
             return engine

@@ -68,7 +68,7 @@ def probe(chunk: wire.Chunk, model: bytes | None) -> dict[str, Any]:
 
 def _probe_prefix(found: dict[str, Any], model: bytes, inputs: np.ndarray, want: wire.Extraction) -> Any:
     before = _resident_bytes()
-    engine = Engine(model)
+    engine = Engine(model, want.outputs)
     found["fixed_bytes"] = max(0, _resident_bytes() - before)
     engine.run(inputs[:1], want.boundary)  # lays out memory once, whatever the batch
     before = _reset_peak()
@@ -76,7 +76,7 @@ def _probe_prefix(found: dict[str, Any], model: bytes, inputs: np.ndarray, want:
     found["row_bytes"] = max(0, _peak_bytes() - before) // len(inputs)
     found["prefix_s"], tensors = _per_row(lambda: engine.run(inputs, want.boundary), len(inputs), MEASURE_S)
     with tempfile.TemporaryDirectory(prefix="headwater-probe-") as folder:
-        found["kernels"] = Engine(model, profile=str(Path(folder) / "run")).kernels(inputs)
+        found["kernels"] = Engine(model, want.outputs, profile=str(Path(folder) / "run")).kernels(inputs)
     return tensors
 
 

@@ -126,7 +126,9 @@ class Node(flight.FlightServerBase):
                 return flight.GeneratorStream(wire.BLOB_SCHEMA, self._probe(request, context))
             self._check_root(request.extraction.url)
             if request.extraction.prefix:
-                self._prefixes.engine(request.extraction.prefix)  # refuse now rather than in the middle of the stream
+                self._prefixes.engine(
+                    request.extraction.prefix, request.extraction.outputs
+                )  # refuse now rather than in the middle of the stream
             schema = wire.rows_schema(request.extraction.codec, request.extraction.boundary)
             compression = None if request.extraction.compression == "none" else request.extraction.compression
             options = pa.ipc.IpcWriteOptions(compression=compression)
@@ -146,7 +148,7 @@ class Node(flight.FlightServerBase):
                     raise _ended()
                 yield pa.RecordBatch.from_pylist([], schema=schema), b""  # a sign of life: see data.extract
             try:
-                engine = self._prefixes.engine(want.prefix) if want.prefix else None
+                engine = self._prefixes.engine(want.prefix, want.outputs) if want.prefix else None
                 run = partial(engine.run, boundary=want.boundary) if engine else None
                 for part in self._extractor.rows(self._store(want.url), chunk, run, abandoned):
                     batch = wire.pack_rows(want.codec, want.boundary, part.ids, part.tensors)
