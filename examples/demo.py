@@ -164,14 +164,15 @@ def train_plainly(start: nn.Module, train: Path, test: Path) -> Run:
 def train_near(start: nn.Module, train: Path, test: Path) -> Run:
     run, model = Run("near the data"), build_copy(start)
     optimizer = torch.optim.AdamW(model._fc.parameters(), lr=3e-3)
-    with hw.near(model, train, transforms=TRANSFORMS, batch_size=BATCH, seed=SEED) as job:
+    with hw.near(model, train, transforms=TRANSFORMS, batch_size=BATCH, seed=SEED, plan=None) as job:
         begin = time.perf_counter()
         stream = ((x, y) for _ in range(EPOCHS) for x, y in job.loader)
         for x, y in track(stream, "near", total=EPOCHS * len(job.loader), console=console, transient=True):
             run.losses.append(step(job.model, optimizer, x, y))
         run.pictures_per_s = EPOCHS * len(job.samples) / (time.perf_counter() - begin)
         run.bytes_per_picture = job.counts.num_bytes / job.counts.num_rows
-    with hw.near(model, test, transforms=TRANSFORMS, batch_size=BATCH, shuffle=False) as job:
+        plan = job.plan
+    with hw.near(model, test, transforms=TRANSFORMS, batch_size=BATCH, shuffle=False, plan=plan) as job:
         run.accuracy = accuracy(job.model, job.loader)
     return run
 

@@ -3,11 +3,11 @@
 from copy import deepcopy
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headwater.core.dispatch import Assign, Deliver, Dispatch, Keep, Stop, chunks_of
+from headwater.core.dispatch import Assign, Deliver, Dispatch, Keep, Stop
 
 NODES = ("a", "b")
 
@@ -166,17 +166,3 @@ def test_a_failed_chunk_goes_to_another_node_first():
     machine.node_up("a")
     machine.node_up("b")
     assert machine.failed("a", 0, "damaged") == [Assign("b", 0)]
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=20), st.integers(1, 12))
-def test_chunks_hold_the_stream_in_order(gaps, chunk_rows):
-    slices, position = [], 0
-    for skip, size in gaps:
-        slices.append((position + skip, position + skip + size))
-        position += skip + size
-    chunks = chunks_of(slices, chunk_rows)
-    flat = [entry for chunk in chunks for start, stop in chunk for entry in range(start, stop)]
-    assert flat == [entry for start, stop in slices for entry in range(start, stop)]
-    sizes = [sum(stop - start for start, stop in chunk) for chunk in chunks]
-    assert all(size == chunk_rows for size in sizes[:-1])
-    assert all(0 < size <= chunk_rows for size in sizes[-1:])

@@ -58,7 +58,7 @@ def test_a_loader_that_outlives_its_job_still_works(near, pictures, model, ids_o
     import headwater as hw
     from headwater.data.transforms import Resize, ToFloat
 
-    loader = hw.near(model, pictures, transforms=[Resize((32, 32)), ToFloat()]).loader
+    loader = hw.near(model, pictures, transforms=[Resize((32, 32)), ToFloat()], plan=None).loader
     gc.collect()
     assert sorted(ids_of(loader)) == list(range(50))
 

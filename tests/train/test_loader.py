@@ -11,6 +11,7 @@ from headwater.data.wire import Bad
 from headwater.errors import BadSampleError, ConfigError, DataError
 from headwater.train.loader import Loader
 from headwater.train.reply import Reply
+from headwater.train.source import Opened
 
 
 def listing(num_samples):
@@ -20,22 +21,36 @@ def listing(num_samples):
                          etags=[""] * num_samples, labels=labels)  # fmt: skip
 
 
-def source_without(bad):
-    """Replies whose one tensor is the sample's id; `bad` samples have no row."""
+class Source:
+    """Replies whose one tensor is the sample's id; `bad` samples have no row. `plans` says how many rows a chunk has
+    under each plan; the next takes over after as many chunks as `switches` says."""
 
-    def replies(epoch, chunks):
-        for ids in chunks:
-            good = np.array([sample not in bad for sample in ids], bool)
-            missing = tuple(Bad(int(sample), f"{sample}.jpg", "broken") for sample in ids[~good])
-            yield Reply(good, [ids[good].copy()], missing)
+    def __init__(self, bad=(), plans=(5,), switches=()):
+        self.bad, self.plans, self.switches = frozenset(bad), plans, dict(switches)
+        self.version, self.asked, self.num_chunks = 0, [], 0
 
-    return replies
+    def open(self, epoch, ids):
+        self.asked.append(ids.tolist())
+        version = self.version
+        finish = lambda tensors, ids: tensors[0].tolist()  # noqa: E731
+        return Opened(version, self.replies(version, ids, self.plans[version]), finish)
+
+    def replies(self, version, ids, rows):
+        for start in range(0, len(ids), rows):
+            if version != self.version:
+                return
+            part = ids[start : start + rows]
+            good = np.array([sample not in self.bad for sample in part], bool)
+            missing = tuple(Bad(int(sample), f"{sample}.jpg", "broken") for sample in part[~good])
+            yield Reply(good, [part[good].copy()], missing)
+            self.num_chunks += 1
+            self.version = max(self.version, self.switches.get(self.num_chunks, 0))
 
 
-def loader(num_samples, batch_size=4, rank=0, world=1, bad=(), chunk_rows=5, on_bad="raise", drop_last=False, seed=3):
-    return Loader(listing(num_samples), source_without(frozenset(bad)), lambda tensors, ids: tensors[0].tolist(),
-                  batch_size=batch_size, seed=seed, shuffle=True, drop_last=drop_last, rank=rank, world=world,
-                  chunk_rows=chunk_rows, on_bad_sample=on_bad)  # fmt: skip
+def loader(num_samples, batch_size=4, rank=0, world=1, bad=(), chunk_rows=5, on_bad="raise", drop_last=False, seed=3,
+           source=None):  # fmt: skip
+    return Loader(listing(num_samples), source or Source(bad, (chunk_rows,)), batch_size=batch_size, seed=seed,
+                  shuffle=True, drop_last=drop_last, rank=rank, world=world, on_bad_sample=on_bad)  # fmt: skip
 
 
 def order_of(num_samples, epoch, seed=3):
@@ -54,6 +69,34 @@ def test_an_epoch_is_the_order_in_batches_with_its_labels(num_samples, batch_siz
         assert [label for _, y in batches for label in y.tolist()] == [s % 3 for x, _ in batches for s in x]
         assert [len(x) for x, _ in batches[:-1]] == [batch_size] * (len(batches) - 1)
         assert len(batches) == len(one)
+
+
+@given(**sizes, data=st.data(), skip=st.booleans(), world=st.integers(1, 3))
+def test_plans_that_take_over_in_the_middle_change_no_batch(num_samples, batch_size, chunk_rows, data, skip, world):
+    """Nor what is reported as skipped, whatever the chunks of the plans and the moments of the switches are."""
+    num_samples = max(num_samples, world)
+    bad = data.draw(st.frozensets(st.integers(0, num_samples - 1), max_size=num_samples // 4)) if skip else frozenset()
+    plans = (chunk_rows, *data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=3)))
+    moments = sorted(data.draw(st.lists(st.integers(1, 12), min_size=len(plans) - 1, max_size=len(plans) - 1)))
+    options = {"bad": bad, "on_bad": "skip" if skip else "raise", "world": world}
+
+    def run(source):
+        one = loader(num_samples, batch_size, source=source, **options)
+        try:
+            return [(x, y.tolist(), one.state_dict()) for x, y in one], one.skipped
+        except DataError as error:
+            return str(error), one.skipped
+
+    source = Source(bad, plans, zip(moments, range(1, len(plans)), strict=True))
+    assert run(source) == run(Source(bad, (chunk_rows,)))
+
+
+def test_a_switch_asks_again_for_less_than_a_batch_of_what_was_delivered():
+    source = Source(plans=(5, 7), switches={2: 1})
+    list(loader(40, 4, source=source))
+    first, second = source.asked
+    assert len(first) == 40
+    assert second == first[8:], "two batches of 4 of the first ten rows are used; the other two rows come again"
 
 
 @given(**sizes, world=st.integers(1, 6))
@@ -186,11 +229,10 @@ def test_drop_last_leaves_out_the_rest_and_the_state_goes_on_to_the_next_epoch()
 
 @pytest.mark.parametrize("position", [0, 4, 8, 9])
 def test_what_drop_last_leaves_out_is_not_asked_for(position):
-    one, asked = loader(10, 4, drop_last=True), []
-    replies = one._source
-    one._source = lambda epoch, chunks: asked.extend(np.concatenate([*chunks, []])) or replies(epoch, chunks)
+    source = Source()
+    one = loader(10, 4, drop_last=True, source=source)
     one.load_state_dict({**one.state_dict(), "position": position})
-    assert [s for x, _ in one for s in x] == asked
+    assert [s for x, _ in one for s in x] == source.asked[0]
 
 
 @pytest.mark.parametrize("change", [{"seed": 9}, {"fingerprint": "x"}, {"num_samples": 7}, {"shuffle": False}])

@@ -14,7 +14,7 @@ from headwater.core.profile import Profile, profile_faults
 from headwater.core.search import search
 from headwater.data.layouts import list_samples
 from headwater.data.transforms import CenterCrop, Normalize, Resize, ToFloat, Transforms
-from headwater.errors import ConfigError, UnreachableError
+from headwater.errors import UnreachableError
 from headwater.model.capture import capture
 from headwater.model.cuts import cuts
 from headwater.model.places import kernel_places, place_seconds, time_places
@@ -121,6 +121,7 @@ def test_an_automatic_plan_trains_and_says_why(pictures, start_node):
         assert "limits" in job.ranking.explain()
 
 
-def test_an_automatic_plan_needs_nodes_to_measure(pictures):
-    with pytest.raises(ConfigError, match="there are none"):
-        hw.near(network(), pictures, transforms=TRANSFORMS, nodes="inline", plan="auto")
+def test_inline_there_is_nothing_to_measure_and_the_fewest_bytes_cross(pictures):
+    with hw.near(network(), pictures, transforms=TRANSFORMS, nodes="inline") as job:
+        assert job.ranking is None
+        assert job.plan.cut_name == "1.1"

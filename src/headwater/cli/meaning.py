@@ -22,8 +22,8 @@ def near_options(file: JobFile) -> dict[str, Any]:
         "nodes": file.nodes.addresses or None,
         "patience_s": file.nodes.patience_s,
     }
-    if file.plan.file:
-        return {**options, "plan": "auto" if file.plan.file == "auto" else file.path(file.plan.file)}
+    if file.plan.file not in ("", "auto"):
+        return {**options, "plan": file.path(file.plan.file)}
     return {**options, "cut": file.plan.cut, "codec": file.plan.codec}
 
 

@@ -34,8 +34,8 @@ def plan(
     import headwater as hw
 
     file = read_job(job)
-    options = {name: value for name, value in near_options(file).items() if name not in ("cut", "codec", "plan")}
-    with hw.near(model_of(file), file.url(file.data.url), **options, plan="auto") as found:
+    options = {name: value for name, value in near_options(file).items() if name not in ("cut", "plan")}
+    with hw.near(model_of(file), file.url(file.data.url), **options) as found:
         assert found.ranking is not None
         if output is not None:
             output.write_text(found.plan.dumps())

@@ -60,14 +60,16 @@ def run(file: JobFile, resume: bool) -> None:
         job = stack.enter_context(hw.near(model, file.url(file.data.url), shuffle=file.train.shuffle, **common))
         check = None
         if file.data.validation:  # now, so that what is wrong with it is found before the first step
-            check = stack.enter_context(hw.near(model, file.url(file.data.validation), shuffle=False, **common))
+            same = {name: value for name, value in common.items() if name not in ("cut", "codec", "plan")}
+            check = stack.enter_context(
+                hw.near(model, file.url(file.data.validation), shuffle=False, plan=job.plan, **same)
+            )
             _check_classes(job.samples.classes, check.samples.classes)
         if resume:
             _load(checkpoint, {"model": model, "optimizer": optimizer, "loader": job.loader})
         position = dict(job.loader.state_dict())  # after the last whole step; the loader may already be at the next
         output.mkdir(parents=True, exist_ok=True)
-        console.print(f"{len(job.samples):,} pictures of {len(job.samples.classes)} classes; "
-                      f"cut at {job.plan.cut_name}, rows as {job.plan.codec}")  # fmt: skip
+        console.print(f"{len(job.samples):,} pictures of {len(job.samples.classes)} classes; {job.describe()}")
 
         def save() -> None:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": position,

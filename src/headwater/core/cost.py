@@ -23,6 +23,7 @@ from headwater.core.loads import (
     PORT_DOWN,
     PORT_UP,
     READS,
+    SHARED,
     STORE_DOWN,
     STORE_UP,
     TRAINER,
@@ -35,7 +36,11 @@ from headwater.core.profile import Profile
 from headwater.core.rig import Rig
 from headwater.errors import PlanError
 
-_MOVE_TOGETHER = ((NODE, ENGINE, AHEAD), (TRAINER, LOOP))  # what lightens the first lightens the others
+_MOVE_TOGETHER = (
+    (NODE, ENGINE, AHEAD),
+    (TRAINER, LOOP),
+    (SHARED, NODE, ENGINE, AHEAD, TRAINER, LOOP),
+)  # what lightens the first lightens the others
 
 
 @dataclass(frozen=True)
@@ -231,6 +236,7 @@ _TITLES: Mapping[str, str] = {
     TRAINER: "the trainer's CPU",
     LOOP: "the training loop's thread",
     ACCELERATOR: "the accelerator",
+    SHARED: "the CPU that node and trainer share",
 }
 _WAYS: Mapping[str, str] = {
     NODE: "more nodes, or {factor} times the node cores, would help",
@@ -246,6 +252,7 @@ _WAYS: Mapping[str, str] = {
     TRAINER: "up to {factor} times the trainer's cores would help",
     LOOP: "faster trainer cores, up to {factor} times, would help",
     ACCELERATOR: "an accelerator up to {factor} times as fast would help",
+    SHARED: "a node on a machine of its own, or up to {factor} times the cores, would help",
 }
 
 

@@ -17,7 +17,6 @@ What holds, whatever happens and in whatever order (tests/core/test_dispatch.py 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -170,28 +169,3 @@ class Dispatch:
             heapq.heappop(self._again)
         else:
             self._next_new += 1
-
-
-def chunks_of(starts: Iterable[tuple[int, int]], chunk_rows: int) -> list[list[tuple[int, int]]]:
-    """Cut a trainer's slices of the order into chunks of `chunk_rows` entries; each is a list of ranges.
-
-    Chunks follow the stream of entries, not the steps: a chunk may span several steps, and one step several chunks.
-    """
-    chunks: list[list[tuple[int, int]]] = []
-    current: list[tuple[int, int]] = []
-    room = chunk_rows
-    for start, stop in starts:
-        while start < stop:
-            end = min(stop, start + room)
-            if current and current[-1][1] == start:
-                current[-1] = (current[-1][0], end)
-            else:
-                current.append((start, end))
-            room -= end - start
-            start = end
-            if room == 0:
-                chunks.append(current)
-                current, room = [], chunk_rows
-    if current:
-        chunks.append(current)
-    return chunks

@@ -25,7 +25,7 @@ from headwater.errors import ConfigError, PlanError
 NODE, ENGINE, READS, AHEAD = "node", "engine", "reads", "ahead"
 LINK_DOWN, LINK_UP, PORT_DOWN, PORT_UP, STORE_DOWN, STORE_UP = (
     "link down", "link up", "port down", "port up", "store link down", "store link up")  # fmt: skip
-TRAINER, LOOP, ACCELERATOR = "trainer", "loop", "accelerator"
+TRAINER, LOOP, ACCELERATOR, SHARED = "trainer", "loop", "accelerator", "shared cores"
 
 Amount = Any  # a float, or an array with one value a choice
 _TINY_S = 1e-12  # a node that had nothing at all to do would do it infinitely fast
@@ -196,6 +196,9 @@ class Pricing:
         feed_s = most(work.receive_s / self.rig.trainer.capacity, *(s for _, _, s in loads))
         step_s = most(*(s for kind, _, s in trainer if kind != TRAINER))
         loads += trainer
+        if self.rig.shared_cores and choice.near:
+            on_trainer_s = next(s for kind, _, s in trainer if kind == TRAINER)
+            loads.append((SHARED, None, on_trainer_s + work.node_s / self.rig.trainer.capacity))
         # The feed works ahead by its window and then stands still until the step in progress ends. Of the window, the
         # chunk in use and the one about to be are no help.
         ahead = min(1.0, (self._window(knobs, choice) - 2) * rows / job.first_batch)

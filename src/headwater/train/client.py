@@ -62,9 +62,13 @@ class NodeClient:
         """The prefix that `prepare` makes sure of from now on."""
         self._prefix = (digest, path)
 
+    def has_prefix(self) -> bool:
+        """Is what it needs on the node already?"""
+        return self._prefix is None or bool(self._act("has-prefix", self._prefix[0].encode()))
+
     def prepare(self) -> None:
         self.hello()
-        if self._prefix and not self._act("has-prefix", self._prefix[0].encode()):
+        if self._prefix and not self.has_prefix():
             self.upload(*self._prefix)
 
     def upload(self, digest: str, path: Path) -> None:

@@ -60,6 +60,7 @@ class Feed:
         self._error: HeadwaterError | None = None
         self._last_error: HeadwaterError | None = None
         self._closed = threading.Event()
+        self._abandoned = False
         self._threads = [
             threading.Thread(target=self._fetch, args=(name,), name=f"fetch-{name}-{number}", daemon=True)
             for name in workers
@@ -82,10 +83,10 @@ class Feed:
                         reply = self._ready.popleft()
                     elif self._error is not None:
                         raise self._error
-                    elif not self._machine.done:
-                        raise ConfigError("the job was closed while its loader was in use; close it after the loop")
-                    else:
+                    elif self._machine.done or self._abandoned:
                         return
+                    else:
+                        raise ConfigError("the job was closed while its loader was in use; close it after the loop")
                 yield reply
                 del reply
                 with self._wake:
@@ -95,6 +96,11 @@ class Feed:
 
     def _has_news(self) -> bool:
         return bool(self._ready or self._machine.done or self._error is not None or self._closed.is_set())
+
+    def abandon(self) -> None:
+        """What is left is wanted another way: end the threads, and the iteration without an error."""
+        self._abandoned = True
+        self.close()
 
     def close(self) -> None:
         """End the threads; replies under way are dropped."""

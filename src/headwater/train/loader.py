@@ -1,7 +1,8 @@
 """The loader: batches of rows and labels, in order, from anywhere in a run.
 
 Owns `Loader` and its state. Each `iter()` is one epoch, as with a plain DataLoader; after `load_state_dict` the
-next one goes on where the saved run stood.
+next one goes on where the saved run stood. When the job goes over to another plan, so does the loader, between two
+batches.
 """
 
 from __future__ import annotations
@@ -10,27 +11,32 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from headwater.core.dispatch import chunks_of
 from headwater.core.order import Dealing, Order
 from headwater.data.samples import Samples
 from headwater.data.wire import Bad
 from headwater.errors import BadSampleError, ConfigError, DataError
 from headwater.train.reply import Reply
+from headwater.train.source import Finish, Opened
 
 log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 
 
-# Where an epoch's replies come from: (epoch, chunks as arrays of sample ids) → replies in order. Closing the iterator
-# ends all work for it.
-Source = Callable[[int, list[np.ndarray]], Iterator[Reply]]
+class Source(Protocol):
+    """Where rows come from: under one plan at a time, which `version` counts."""
+
+    @property
+    def version(self) -> int: ...
+
+    def open(self, epoch: int, ids: np.ndarray) -> Opened:
+        """The rows of these samples, in this order. Closing the iterator ends all work for it."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +50,12 @@ class Skipped:
 
 
 class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
-    """Yields (x, labels): x as `finish` makes it of the rows, labels as an int64 tensor."""
+    """Yields (x, labels): x as the source's `finish` makes it of the rows, labels as an int64 tensor."""
 
     def __init__(
         self,
         samples: Samples,
         source: Source,
-        finish: Callable[[list[np.ndarray], np.ndarray], Any],
         *,
         batch_size: int,
         seed: int,
@@ -58,7 +63,6 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         drop_last: bool,
         rank: int,
         world: int,
-        chunk_rows: int,
         on_bad_sample: str,
     ) -> None:
         if on_bad_sample not in ("raise", "skip"):
@@ -67,11 +71,9 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             raise ConfigError(f"rank {rank} is not one of {world} trainers (0 to {world - 1})")
         self._samples = samples
         self._source = source
-        self._finish = finish
         self._order = Order(len(samples), samples.fingerprint, seed, shuffle)
         self._dealing = Dealing(len(samples), batch_size, world, drop_last)
         self._rank = rank
-        self._chunk_rows = chunk_rows
         self._skip_bad = on_bad_sample == "skip"
         self._epoch = -1  # of the latest iterator
         self._position = 0
@@ -154,10 +156,8 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         begun_at, any_batch = position, False
         ids = self._order.epoch(epoch)
         slices = self._slices(position)
-        chunks = chunks_of(slices, self._chunk_rows)
-        entries = [np.concatenate([np.arange(*part) for part in chunk]) for chunk in chunks]
-        replies = self._source(epoch, [ids[each] for each in entries])
-        stream = _Stream(replies, entries, self._skip_bad, lambda bad: self._note(epoch, bad))
+        entries = np.concatenate([np.arange(*part) for part in slices] or [np.empty(0, np.int64)])
+        stream = _Stream(self._source, epoch, ids, entries, self._skip_bad, lambda bad: self._note(epoch, bad))
         try:
             while (step := self._dealing.step_at(position)) is not None:
                 if self._dealing.world == 1:
@@ -179,7 +179,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                             "other trainers can't wait for it; repair or remove them (loader.skipped lists them)"
                         )
                 samples = ids[rows.entries]
-                batch = self._finish(rows.tensors, samples), torch.from_numpy(self._samples.labels[samples])
+                batch = rows.finish(rows.tensors, samples), torch.from_numpy(self._samples.labels[samples])
                 if number == self._iterator:
                     self._position = position
                 any_batch = True
@@ -213,60 +213,110 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
 class _Rows:
     entries: np.ndarray  # which entries of the order these rows are
     tensors: list[np.ndarray]
+    finish: Finish
 
 
 class _Stream:
-    """Rows in order, to be taken in batches that know nothing of chunks."""
+    """Rows in order, to be taken in batches that know nothing of chunks.
+
+    All rows of a batch come under one plan: what another plan has sent beyond the last whole batch is asked for again.
+    """
 
     def __init__(
-        self, replies: Iterator[Reply], entries: list[np.ndarray], skip_bad: bool, note: Callable[[Bad], None]
+        self,
+        source: Source,
+        epoch: int,
+        ids: np.ndarray,
+        entries: np.ndarray,
+        skip_bad: bool,
+        note: Callable[[Bad], None],
     ) -> None:
-        self._replies = iter(replies)
-        self._entries = deque(entries)
+        self._source = source
+        self._epoch = epoch
+        self._ids = ids
+        self._entries = entries
         self._skip_bad = skip_bad
         self._note = note
+        self._noted: set[int] = set()
         self._pieces: deque[_Rows] = deque()
+        self._handed = 0  # entries that batches have used up, bad ones included
+        self._next = 0  # the first entry that no reply has covered yet
+        self._opened = source.open(epoch, ids[entries])
 
     def take(self, num_rows: int, stop: int) -> _Rows | None:
         """The next rows, at most `num_rows`, of entries before `stop`; None if there are none."""
+        if self._opened.version != self._source.version and not self._holds(num_rows, stop):
+            self._reopen()
         taken: list[_Rows] = []
         missing = num_rows
         while missing:
             if not self._pieces:
-                if not self._entries or self._entries[0][0] >= stop:
+                if self._next == len(self._entries) or self._entries[self._next] >= stop:
                     break
-                self._fetch()
+                if not self._fetch():
+                    self._reopen()
+                    taken, missing = [], num_rows
                 continue
             piece = self._pieces[0]
             count = min(missing, int(np.searchsorted(piece.entries, stop)))
             if count:
-                taken.append(_Rows(piece.entries[:count], [tensor[:count] for tensor in piece.tensors]))
+                taken.append(_part(piece, slice(0, count)))
                 missing -= count
             if count == len(piece.entries):
                 self._pieces.popleft()
             else:
-                self._pieces[0] = _Rows(piece.entries[count:], [tensor[count:] for tensor in piece.tensors])
+                self._pieces[0] = _part(piece, slice(count, None))
                 break
+        left = self._pieces[0].entries[0] if self._pieces else None
+        self._handed = self._next if left is None else int(np.searchsorted(self._entries, left))
         if not taken:
             return None
         if len(taken) == 1:
             return taken[0]
         tensors = [np.concatenate(parts) for parts in zip(*(rows.tensors for rows in taken), strict=True)]
-        return _Rows(np.concatenate([rows.entries for rows in taken]), tensors)
+        return _Rows(np.concatenate([rows.entries for rows in taken]), tensors, taken[0].finish)
 
     def close(self) -> None:
-        close = getattr(self._replies, "close", None)
-        if close is not None:
-            close()
+        _close(self._opened.replies)
 
-    def _fetch(self) -> None:
-        reply = next(self._replies)
-        entries = self._entries.popleft()
+    def _holds(self, num_rows: int, stop: int) -> bool:
+        """Is a whole batch here already?"""
+        here = sum(int(np.searchsorted(piece.entries, stop)) for piece in self._pieces)
+        return here >= num_rows or (self._next < len(self._entries) and self._entries[self._next] >= stop)
+
+    def _reopen(self) -> None:
+        """Another plan has taken over: ask for everything again that no batch has used."""
+        self.close()
+        self._pieces.clear()
+        self._next = self._handed
+        self._opened = self._source.open(self._epoch, self._ids[self._entries[self._next :]])
+
+    def _fetch(self) -> bool:
+        """Get the next reply; False if another plan took over meanwhile."""
+        reply = next(self._opened.replies, None)
+        if reply is None:
+            assert self._opened.version != self._source.version, "the rows ended too early"
+            return False
+        entries = self._entries[self._next : self._next + len(reply.good)]
+        self._next += len(entries)
         for bad in reply.bad:
             if not self._skip_bad:
                 raise BadSampleError(
                     bad.key, f'{bad.reason}; repair or remove it, or go on without it: on_bad_sample="skip"'
                 )
-            self._note(bad)
+            if bad.sample not in self._noted:
+                self._noted.add(bad.sample)
+                self._note(bad)
         if reply.good.any():
-            self._pieces.append(_Rows(entries[reply.good], list(reply.tensors)))
+            self._pieces.append(_Rows(entries[reply.good], list(reply.tensors), self._opened.finish))
+        return True
+
+
+def _part(rows: _Rows, which: slice) -> _Rows:
+    return _Rows(rows.entries[which], [tensor[which] for tensor in rows.tensors], rows.finish)
+
+
+def _close(iterator: Iterator[Reply]) -> None:
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()

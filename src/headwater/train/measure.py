@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwater.core.cut import Cut, legal_cuts
+from headwater.core.cut import Cut, legal_cuts, offered_cuts
 from headwater.core.draw import Draw
 from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts, profile_faults, spread
 from headwater.core.rig import Device, Link, Rig
@@ -49,6 +49,8 @@ class Measured:
 
     profile: Profile
     rig: Rig
+    shipped: Shipped | None  # serves every cut to choose from
+    is_placed: bool  # all nodes have it already
 
 
 def measure(
@@ -61,10 +63,11 @@ def measure(
     batch_size: int,
     seed: int,
     progress: Progress,
+    embedded: bool = False,
 ) -> Measured:
     """Measure the links now, and the rest unless an earlier measurement of the same things can be used."""
     hellos = [client.hello() for client in clients]
-    links = []
+    links: list[Link] = []
     for client in clients:
         with progress.step(f"measuring the link to {client.name}"):
             down, up, latency_s = client.measure_link()
@@ -78,9 +81,17 @@ def measure(
         headwater=VERSION,
     )
     path = _cache() / f"{hashlib.sha256(json.dumps(vars(key)).encode()).hexdigest()}.json"
+    shipped, export_s = None, 0.0
+    offered = [cut for cut in offered_cuts(cuts) if cut.index]
+    if offered:
+        with progress.step(f"exporting the prefix up to {offered[-1].name}"):
+            start = time.perf_counter()
+            shipped = ship(captured, *offered)
+            export_s = time.perf_counter() - start
     profile = _load(path, cuts, key)
     if profile is None:
-        profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, progress)
+        profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, shipped, export_s,
+                           progress)  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}")
         scratch.write_text(profile.dumps())
@@ -90,8 +101,11 @@ def measure(
         for client, hello in zip(clients, hellos, strict=True)
     )
     trainer = Device("trainer", cores=usable_cores())
-    rig = Rig(nodes, tuple(links), trainer, trainer_reads=profile.trainer.fetch_s > 0)
-    return Measured(profile, rig)
+    rig = Rig(nodes, tuple(links), trainer, trainer_reads=profile.trainer.fetch_s > 0, shared_cores=embedded)
+    if shipped is not None:
+        for client in clients:
+            client.needs(shipped.digest, shipped.path)
+    return Measured(profile, rig, shipped, all(client.has_prefix() for client in clients))
 
 
 def _cache() -> Path:
@@ -123,17 +137,14 @@ def _profile(
     key: Key,
     batch_size: int,
     seed: int,
+    shipped: Shipped | None,
+    export_s: float,
     progress: Progress,
 ) -> Profile:
     deepest = legal_cuts(cuts)[-1]
-    shipped, export_s = None, 0.0
-    if deepest.index:
-        with progress.step(f"exporting the prefix up to {deepest.name}"):
-            start = time.perf_counter()
-            shipped = ship(captured, deepest)
-            export_s = time.perf_counter() - start
     boundary = deepest.boundary if shipped else (pipeline.pixel_spec,)
-    extraction = Extraction(samples.url, pipeline, shipped.digest if shipped else None, boundary, node_batch=NODE_BATCH)
+    extraction = Extraction(samples.url, pipeline, shipped.digest if shipped else None, boundary, node_batch=NODE_BATCH,
+                            outputs=shipped.names_at(deepest) if shipped else None)  # fmt: skip
     step = max(1, len(samples) // NUM_SAMPLES)
     refs = tuple(samples.take(range(0, len(samples), step)))[:NUM_SAMPLES]
     chunk = Chunk(extraction, "probe", seed, 0, 0, refs)

@@ -1,0 +1,276 @@
+"""Where an epoch's rows come from under the plan in use, and how a job goes over to another plan.
+
+Owns `Source`. Every plan gives the same rows in the same order, so a switch is: stop asking under the old plan, ask for
+what was not handed out yet under the new one. The loader does that between two batches; see `Loader`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
+
+import numpy as np
+import torch
+
+from headwater.core.codecs import wire_row_bytes
+from headwater.core.cut import Cut
+from headwater.core.plan import Plan, check
+from headwater.core.spec import Boundary
+from headwater.data.samples import Samples
+from headwater.data.store import open_store
+from headwater.data.transforms import Transforms
+from headwater.data.wire import Chunk, Extraction
+from headwater.errors import ConfigError
+from headwater.model.capture import Captured
+from headwater.model.near import Rows
+from headwater.model.ship import Shipped, ship
+from headwater.model.split import prefix_module
+from headwater.progress import Progress
+from headwater.train.client import NodeClient
+from headwater.train.feed import Feed
+from headwater.train.host import HostWorker
+from headwater.train.inline import InlineWorker
+from headwater.train.reply import Reply, Worker
+
+Finish = Callable[[list[np.ndarray], np.ndarray], Any]
+
+
+@dataclass
+class Counts:
+    """What a job has moved so far, and how long its loop stood waiting for it; measured."""
+
+    num_rows: int = 0
+    num_bytes: int = 0  # requests and rows, as handed to the wire and before any compression there
+    num_chunks: int = 0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The rows of some samples under one plan. `replies` ends early once another plan has taken over."""
+
+    version: int
+    replies: Iterator[Reply]
+    finish: Finish  # makes of a batch's arrays and sample ids what the user's loop gets
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """All that one plan needs to be carried out."""
+
+    version: int
+    plan: Plan
+    extraction: Extraction
+    finish: Finish
+    workers: dict[str, Worker]
+    inline: InlineWorker | None
+
+
+@dataclass
+class Setting:
+    """What a job's plans have in common. `shipped` serves several cuts; others are exported when they are asked for."""
+
+    captured: Captured
+    cuts: tuple[Cut, ...]
+    pipeline: Transforms
+    rest: list[Any]
+    samples: Samples
+    clients: Sequence[NodeClient]
+    seed: int
+    patience_s: float
+    node_memory_bytes: int | None
+    progress: Progress
+    shipped: Shipped | None = None
+    counts: Counts = field(default_factory=Counts)
+
+
+class Source:
+    """Carries out one plan at a time. `adopt` may be called from any thread."""
+
+    def __init__(self, setting: Setting, plan: Plan) -> None:
+        self._setting = setting
+        self._job = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._adopting = threading.Lock()
+        self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+        self._closed = Event()
+        self._host: HostWorker | None = None
+        self._carried = self._prepare(plan, 0)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in use."""
+        return self._carried.plan
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row on the wire."""
+        want = self._carried.extraction
+        return wire_row_bytes(want.codec, want.boundary)
+
+    @property
+    def version(self) -> int:
+        """Counts the plans."""
+        return self._carried.version
+
+    def adopt(self, plan: Plan) -> None:
+        """Go over to this plan from the next batch on. Raises, and changes nothing, if it can't be carried out."""
+        with self._adopting:
+            self._check_open()
+            carried = self._prepare(plan, self.version + 1)
+            with self._lock:
+                self._carried = carried
+                feeds = list(self._feeds)
+            for feed in feeds:
+                feed.abandon()
+
+    def open(self, epoch: int, ids: np.ndarray) -> Opened:
+        """The rows of these samples, in this order."""
+        self._check_open()
+        with self._lock:
+            carried = self._carried
+            rows = carried.plan.chunk_rows
+            chunks = [ids[start : start + rows] for start in range(0, len(ids), rows)]
+            stream = self._stream(carried, epoch, chunks)
+        return Opened(carried.version, self._counted(stream), carried.finish)
+
+    def close(self) -> None:
+        """Wake whoever waits for rows, and let go of everything; the nodes' connections are not ours."""
+        self._closed.set()
+        for feed in list(self._feeds):
+            feed.close()
+        if self._host is not None:
+            self._host.close()
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise ConfigError("the job is closed; start another one with hw.near")
+
+    def _stream(self, carried: _Carried, epoch: int, chunks: list[np.ndarray]) -> Iterator[Reply]:
+        samples, seed = self._setting.samples, self._setting.seed
+
+        def chunk(index: int) -> Chunk:
+            return Chunk(carried.extraction, self._job, seed, epoch, index, tuple(samples.take(chunks[index])))
+
+        if carried.inline is not None:
+            return self._inline(carried.inline, carried.version, (chunk(index) for index in range(len(chunks))))
+        feed = Feed(carried.workers, len(chunks), chunk, per_worker=carried.plan.prefetch,
+                    patience_s=self._setting.patience_s)  # fmt: skip
+        self._feeds.add(feed)
+        return iter(feed)
+
+    def _inline(self, worker: InlineWorker, version: int, chunks: Iterator[Chunk]) -> Iterator[Reply]:
+        for chunk in chunks:
+            if version != self.version:
+                return
+            yield worker.rows(chunk, Event())
+
+    def _counted(self, stream: Iterator[Reply]) -> Iterator[Reply]:
+        counts = self._setting.counts
+        try:
+            while True:
+                start = time.perf_counter()
+                reply = next(stream, None)
+                counts.waited_s += time.perf_counter() - start
+                if reply is None:
+                    return
+                counts.num_rows += int(reply.good.sum())
+                counts.num_bytes += reply.num_bytes
+                counts.num_chunks += 1
+                yield reply
+                del reply
+        finally:
+            close = getattr(stream, "close", None)
+            if close is not None:
+                close()
+
+    def _prepare(self, plan: Plan, version: int) -> _Carried:
+        """Everything that can be wrong with a plan is found here, before any row is asked for."""
+        given = self._setting
+        check(plan, given.cuts, node_memory_bytes=given.node_memory_bytes)
+        if given.rest and plan.prefix == "storage":
+            raise rest_fault(plan.cut_name)
+        if plan.prefix != "storage" and plan.codec != "raw":
+            warnings.warn(f"codec {plan.codec!r} has nothing to do: rows are pixels, which travel as they are",
+                          stacklevel=2)  # fmt: skip
+        cut = given.cuts[plan.cut]
+        digest, outputs = None, None
+        boundary: Boundary = (given.pipeline.pixel_spec,)
+        if plan.prefix == "storage":
+            boundary = cut.boundary
+            if given.clients:
+                shipped = self._ship(cut)
+                digest, outputs = shipped.digest, shipped.names_at(cut)
+        extraction = Extraction(given.samples.url, given.pipeline, digest, boundary, plan.precision, plan.codec,
+                                plan.compression, plan.node_batch, outputs)  # fmt: skip
+        inline, workers = None, dict[str, Worker]()
+        if not given.clients:
+            prefix = _torch_prefix(given.captured, cut) if plan.prefix == "storage" else None
+            inline = InlineWorker(open_store(given.samples.url), prefix)
+        elif plan.uses_storage:
+            workers = {client.name: client for client in given.clients}
+        else:
+            if self._host is None:
+                self._host = HostWorker(open_store(given.samples.url))
+            workers = {self._host.name: self._host}
+        return _Carried(version, plan, extraction, _finish(plan, given.pipeline, given.rest), workers, inline)
+
+    def _ship(self, cut: Cut) -> Shipped:
+        """The file that has this cut, on every node."""
+        given = self._setting
+        shipped = given.shipped
+        if shipped is None or cut.index not in shipped.cuts:
+            with given.progress.step(f"exporting the prefix up to {cut.name}"):
+                shipped = ship(given.captured, cut)
+        for client in given.clients:
+            client.needs(shipped.digest, shipped.path)
+            if not client.has_prefix():
+                with given.progress.step(f"sending the prefix ({shipped.num_bytes / 1e6:.1f} MB) to {client.name}"):
+                    client.prepare()
+        return shipped
+
+
+def rest_fault(cut: str | int) -> ConfigError:
+    return ConfigError(f"cut {cut!r} needs all transforms near the data, but some of them stay on the trainer; cut at "
+                       "'input', or leave out the transforms that the warning names")  # fmt: skip
+
+
+def _torch_prefix(captured: Captured, cut: Cut) -> Callable[[np.ndarray], Sequence[np.ndarray]]:
+    module = prefix_module(captured, cut)
+    device = captured.example[0].device
+
+    def run(rows: np.ndarray) -> Sequence[np.ndarray]:
+        with torch.inference_mode():
+            return [tensor.cpu().numpy() for tensor in module(torch.from_numpy(rows).to(device))]
+
+    return run
+
+
+def _finish(plan: Plan, pipeline: Transforms, rest: list[Any]) -> Finish:
+    """How a batch's arrays become what the user's loop gets."""
+    if plan.prefix == "storage":
+        return lambda tensors, ids: Rows(
+            tuple(torch.from_numpy(tensor) for tensor in tensors), plan.cut, torch.from_numpy(ids)
+        )
+    if not rest:
+        return lambda tensors, ids: torch.from_numpy(pipeline.finish(tensors[0]))
+
+    def run_rest(tensors: list[np.ndarray], ids: np.ndarray) -> torch.Tensor:
+        from PIL import Image
+
+        done = []
+        for pixels in tensors[0]:
+            value: Any = torch.from_numpy(pipeline.finish(pixels)) if pipeline.is_float else Image.fromarray(pixels)
+            for step in rest:
+                value = step(value)
+            done.append(value)
+        return torch.stack(done)
+
+    return run_rest
