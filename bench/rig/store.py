@@ -17,6 +17,7 @@ from bench.rig.description import RigError
 
 UP_WITHIN_S = 120.0  # 5 to 10 s on a whole core
 _PORT = 8333
+_MASTER_PORT = 9333
 
 
 @dataclass(frozen=True)
@@ -76,18 +77,33 @@ def await_answer(store: Store, asking: subprocess.Popen[bytes]) -> None:
 
 
 def ask(endpoint: str) -> bool:
-    """Ask until it answers; whether it did."""
+    """Ask until it answers and has a place for an object; whether it did."""
     deadline = time.monotonic() + UP_WITHIN_S
     while time.monotonic() < deadline:
-        try:
-            urllib.request.urlopen(endpoint, timeout=2).close()
-        except urllib.error.HTTPError:
-            return True  # 403: it is up and asks for credentials
-        except OSError:
-            time.sleep(0.1)
-        else:
+        if _answers(endpoint) and _has_room(endpoint):
             return True
+        time.sleep(0.1)
     return False
+
+
+def _answers(endpoint: str) -> bool:
+    try:
+        urllib.request.urlopen(endpoint, timeout=2).close()
+    except urllib.error.HTTPError:
+        return True  # 403: it is up and asks for credentials
+    except OSError:
+        return False
+    return True
+
+
+def _has_room(endpoint: str) -> bool:
+    """Its S3 door opens before its volumes do; until then every PUT fails."""
+    master = endpoint.replace(f":{_PORT}", f":{_MASTER_PORT}")
+    try:
+        with urllib.request.urlopen(f"{master}/dir/assign", timeout=5) as answer:
+            return "fid" in json.load(answer)
+    except (OSError, ValueError):
+        return False
 
 
 if __name__ == "__main__":

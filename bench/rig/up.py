@@ -24,6 +24,7 @@ from bench.rig.description import Host, Link, Rig, RigError
 from bench.rig.network import NAMESPACES, Network
 from bench.rig.node import Node
 from bench.rig.python import python, python_env
+from bench.rig.remote import Remote
 from bench.rig.store import Store
 from bench.rig.usage import Usage
 from headwater.progress import Progress
@@ -145,6 +146,14 @@ class RigUp:
                 host, python("bench.rig.call", function), stdin=json.dumps(arguments), timeout_s=timeout_s, env=env
             )
         )
+
+    def open(self, host: str, factory: str, *, env: Mapping[str, str] | None = None, **arguments: Any) -> Remote:
+        """What `factory` ("package.module:name") makes in a Python process in the host, to be asked more than once."""
+        process = self.popen(
+            host, python("bench.rig.answer", factory), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**python_env(), **(env or {})},
+        )  # fmt: skip
+        return Remote(f"{factory} on {host}", process, **arguments)
 
     def start_node(
         self,

@@ -17,9 +17,17 @@ CODECS = ("raw", "fp16", "int8")
 
 
 def brute_force(cuts, profile, rig, job, codecs):
-    """Every plan of the grid that fits, priced one by one."""
-    grid = [plan for choice in choices(cuts, rig, profile, codecs=codecs) for plan in knob_settings(choice)]
-    return [each for plan in grid if (each := estimate(plan, cuts, profile, rig, job)).fits]
+    """Every plan of the grid that fits, priced one by one; of each choice those with the steadiest knobs."""
+    found = []
+    for choice in choices(cuts, rig, profile, codecs=codecs):
+        fitting = [each for plan in knob_settings(choice) if (each := estimate(plan, cuts, profile, rig, job)).fits]
+        steadiest = min((unsteady(each.plan) for each in fitting), default=0)
+        found += [each for each in fitting if unsteady(each.plan) == steadiest]
+    return found
+
+
+def unsteady(plan):
+    return (plan.node_batch < 16) + (plan.prefetch < 3)
 
 
 @settings(max_examples=30)

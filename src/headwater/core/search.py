@@ -5,9 +5,11 @@ decoded pixels" and "move nothing" are priced, each with every setting of the kn
 
 The rule. Plans that take at most 2 % longer than the fastest count as equal, since no estimate is better than that.
 Among them "move nothing" comes first: work that stays where it was can't go wrong. Then the fewest bytes a row on the
-wire; then groups of at least 16 rows and at least three chunks ahead, which carry a run over moments that no average
-shows; then the least node memory, the earlier cut, the fewest rows ahead. So the winner is never estimated slower
-than moving nothing.
+wire; then the least node memory, the earlier cut, the fewest rows ahead. So the winner is never estimated slower than
+moving nothing.
+
+A chunk is one group, so that chunks end one after the other. Groups of fewer than 16 rows and fewer than three chunks
+ahead are only tried where memory leaves nothing else: a run needs some slack for moments that no average shows.
 """
 
 from __future__ import annotations
@@ -29,9 +31,8 @@ from headwater.core.rig import Rig
 from headwater.errors import ConfigError, PlanError
 
 EQUAL = 0.02
-# A few values of each knob, a factor of about four apart: between neighbours the estimate hardly moves.
+# A few values of each knob, some way apart: between neighbours the estimate hardly moves.
 NODE_BATCHES = (1, 4, 16, 32, 64)
-CHUNK_ROWS = (16, 64, 256)
 PREFETCH = (1, 3, 8, 24)
 STEADY_AHEAD = 3  # chunks: one being sent, one worked on, one waiting
 STEADY_BATCH = 16  # assumed, not measured: below it the fixed cost of a group weighs most, and is known least
@@ -134,7 +135,7 @@ def choices(
     """One plan for each placement, cut, codec and precision, with the smallest knobs."""
     tier = profile.trainer.suffix_on
     rest: dict[str, Any] = {"suffix": tier, "loss": tier, "gradients": tier}
-    knobs: dict[str, Any] = {"node_batch": NODE_BATCHES[0], "chunk_rows": CHUNK_ROWS[0], "prefetch": PREFETCH[0]}
+    knobs: dict[str, Any] = {"node_batch": NODE_BATCHES[0], "chunk_rows": NODE_BATCHES[0], "prefetch": PREFETCH[0]}
     first = next((cut for cut in cuts if cut.index == 0), None)
     if rig.trainer_reads:
         yield replace(Plan(), **rest, **knobs)
@@ -150,13 +151,10 @@ def choices(
 
 
 def settings(choice: Plan) -> Iterator[Plan]:
-    """A choice with every setting of the knobs. Without a prefix there is nothing to infer in groups."""
-    batches = NODE_BATCHES if choice.prefix == "storage" else (STEADY_BATCH,)
-    for chunk_rows in CHUNK_ROWS:
-        for node_batch in batches:
-            for prefetch in PREFETCH:
-                if node_batch <= chunk_rows:
-                    yield replace(choice, node_batch=node_batch, chunk_rows=chunk_rows, prefetch=prefetch)
+    """A choice with every setting of the knobs."""
+    for rows in NODE_BATCHES:
+        for prefetch in PREFETCH:
+            yield replace(choice, node_batch=rows, chunk_rows=rows, prefetch=prefetch)
 
 
 def sweep(cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize, *, like: Plan) -> tuple[Estimate, ...]:
@@ -169,20 +167,20 @@ def sweep(cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize, *, like
 
 _Columns = dict[str, npt.NDArray[Any]]
 # The rule's order, after time; the last ones only make it complete.
-_RULE = ("moves", "row_bytes", "small_batch", "short_ahead", "node_bytes", "cut", "rows_ahead", "precision", "codec",
-         "node_batch", "prefetch")  # fmt: skip
+_RULE = ("moves", "row_bytes", "unsteady", "node_bytes", "cut", "rows_ahead", "precision", "codec", "node_batch",
+         "prefetch")  # fmt: skip
 
 
 def _columns(plans: Sequence[Plan]) -> _Columns:
     """What the rule needs to know of plans beside what they cost."""
     codecs, precisions = list(CODECS), list(PRECISIONS)
     rows = [
-        (placement(plan) != NOTHING, plan.prefix == "storage" and plan.node_batch < STEADY_BATCH,
-         plan.prefetch < STEADY_AHEAD, plan.cut, plan.prefetch * plan.chunk_rows, precisions.index(plan.precision),
-         codecs.index(plan.codec), plan.node_batch, plan.prefetch)
+        (placement(plan) != NOTHING, (plan.node_batch < STEADY_BATCH) + (plan.prefetch < STEADY_AHEAD), plan.cut,
+         plan.prefetch * plan.chunk_rows, precisions.index(plan.precision), codecs.index(plan.codec), plan.node_batch,
+         plan.prefetch)
         for plan in plans
     ]  # fmt: skip
-    names = ("moves", "small_batch", "short_ahead", "cut", "rows_ahead", "precision", "codec", "node_batch", "prefetch")
+    names = ("moves", "unsteady", "cut", "rows_ahead", "precision", "codec", "node_batch", "prefetch")
     return dict(zip(names, np.array(rows, np.int64).reshape(-1, len(names)).T, strict=True))
 
 
@@ -226,7 +224,12 @@ class _Table:
         return [plan for index, plan in enumerate(self._choices) if index not in fitting]
 
     def whole(self) -> _Columns:
-        return {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+        """Each choice with the steadiest knobs that memory leaves it."""
+        columns = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+        steadiest = np.full(len(self._choices), 9)
+        np.minimum.at(steadiest, columns["choice"], columns["unsteady"])
+        kept = columns["unsteady"] == steadiest[columns["choice"]]
+        return {name: column[kept] for name, column in columns.items()}
 
     def plan(self, columns: _Columns, row: int) -> Plan:
         knobs = self._knobs[int(columns["knobs"][row])]

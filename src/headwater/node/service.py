@@ -14,6 +14,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -87,6 +88,7 @@ class Node(flight.FlightServerBase):
             "precisions": list(PRECISIONS),
             "engine": "onnxruntime",
             "busy": self._extractor.busy.to_json(),
+            "cpu_s": time.process_time(),
         }
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:

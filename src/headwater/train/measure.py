@@ -12,8 +12,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -24,10 +26,11 @@ from headwater.core.draw import Draw
 from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts, profile_faults, spread
 from headwater.core.rig import Device, Link, Rig
 from headwater.data.cores import machine, usable_cores
-from headwater.data.samples import Samples
+from headwater.data.extract import NUM_READERS
+from headwater.data.samples import SampleRef, Samples
 from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
-from headwater.data.wire import Chunk, Extraction
+from headwater.data.wire import MAX_BLOB_BYTES, Chunk, Extraction
 from headwater.errors import BadSampleError, ConfigError, HeadwaterError, StoreError
 from headwater.model.capture import Captured
 from headwater.model.near import NearModel, Rows
@@ -38,8 +41,9 @@ from headwater.progress import Progress
 from headwater.train.client import NodeClient
 from headwater.version import VERSION
 
-NUM_SAMPLES = 24
+NUM_SAMPLES = 48
 NODE_BATCH = 16
+LONE_ROWS = 8
 MAX_BATCH = 32  # a training batch beyond this costs the same a row, and more time to measure
 
 
@@ -72,12 +76,19 @@ def measure(
         with progress.step(f"measuring the link to {client.name}"):
             down, up, latency_s = client.measure_link()
             links.append(Link(down, up, latency_s))
+    port = None
+    if len(clients) > 1:
+        with progress.step("measuring the trainer's port"):
+            port = _port(clients, links)
+    refs = _spread_out(samples)
+    with progress.step("measuring the way to the store"):
+        fetched = _fetch(samples, refs)
     key = Key(
         model=_model_digest(captured, cuts),
         transforms=pipeline.digest,
         data=samples.fingerprint,
         node="; ".join(sorted({str(hello.get("machine")) for hello in hellos})),
-        trainer=f"{machine()} torch {torch.__version__} {torch.get_num_threads()} threads",
+        trainer=f"{machine()} torch {torch.__version__} {torch.get_num_threads()} threads{_layout(captured)}",
         headwater=VERSION,
     )
     path = _cache() / f"{hashlib.sha256(json.dumps(vars(key)).encode()).hexdigest()}.json"
@@ -91,7 +102,7 @@ def measure(
     profile = _load(path, cuts, key)
     if profile is None:
         profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, shipped, export_s,
-                           progress)  # fmt: skip
+                           float(hellos[0]["cores"]), refs, fetched, progress)  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}")
         scratch.write_text(profile.dumps())
@@ -101,11 +112,21 @@ def measure(
         for client, hello in zip(clients, hellos, strict=True)
     )
     trainer = Device("trainer", cores=usable_cores())
-    rig = Rig(nodes, tuple(links), trainer, trainer_reads=profile.trainer.fetch_s > 0, shared_cores=embedded)
+    best = links[0] if port is None else port
+    store_link = Link(fetched.bytes_per_s, best.up_bytes_per_s) if fetched else None
+    rig = Rig(nodes, tuple(links), trainer, trainer_link=port, store_link=store_link, trainer_reads=fetched is not None,
+              shared_cores=embedded)  # fmt: skip
     if shipped is not None:
         for client in clients:
             client.needs(shipped.digest, shipped.path)
     return Measured(profile, rig, shipped, all(client.has_prefix() for client in clients))
+
+
+def _layout(captured: Captured) -> str:
+    """Convolutions run at another speed where the weights are channels-last."""
+    images = [each for each in captured.model.parameters() if each.dim() == 4 and each.shape[1] > 1]
+    last = any(not each.is_contiguous() and each.is_contiguous(memory_format=torch.channels_last) for each in images)
+    return " channels-last" if last else ""
 
 
 def _cache() -> Path:
@@ -139,14 +160,15 @@ def _profile(
     seed: int,
     shipped: Shipped | None,
     export_s: float,
+    cores: float,
+    refs: tuple[SampleRef, ...],
+    fetched: _Fetched | None,
     progress: Progress,
 ) -> Profile:
     deepest = legal_cuts(cuts)[-1]
     boundary = deepest.boundary if shipped else (pipeline.pixel_spec,)
     extraction = Extraction(samples.url, pipeline, shipped.digest if shipped else None, boundary, node_batch=NODE_BATCH,
                             outputs=shipped.names_at(deepest) if shipped else None)  # fmt: skip
-    step = max(1, len(samples) // NUM_SAMPLES)
-    refs = tuple(samples.take(range(0, len(samples), step)))[:NUM_SAMPLES]
     chunk = Chunk(extraction, "probe", seed, 0, 0, refs)
     client = clients[0]
     with progress.step(f"measuring work on {client.name}"):
@@ -157,19 +179,21 @@ def _profile(
     with progress.step("measuring work here"):
         batch = min(batch_size, MAX_BATCH)
         curves = _model_costs(captured, cuts, deepest, batch)
-        local = _local_costs(samples, pipeline, refs, seed)
-    receive_s_per_byte = _receive_cost(client)
+        local = _local_costs(pipeline, refs, fetched, seed)
+        receive_s_per_byte = _receive_cost(client)
+        wire_s, receive_s_per_row = _wire_costs(client, chunk, found, receive_s_per_byte)
     rows = sum(len(json.dumps(ref.to_json())) + 1 for ref in refs) / len(refs)
     return Profile(
         key=key,
         measured_at=time.time(),
-        node=_node_costs(found, captured, cuts, deepest, shipped, receive_s_per_byte),
+        node=_node_costs(found, cores, wire_s, captured, cuts, deepest, shipped, receive_s_per_byte),
         trainer=TrainerCosts(
             decode_s=local.get("decode_s", float(found["decode_s"])),
             finish_s=local["finish_s"],
             fetch_s=local.get("fetch_s", 0.0),
             fetch_wait_s=local.get("fetch_wait_s", 0.0),
             receive_s_per_byte=receive_s_per_byte,
+            receive_s_per_row=receive_s_per_row,
             decode_s_per_byte={name: float(cost) for name, cost in found["encode_s_per_byte"].items()},
             suffix_s=curves,
         ),
@@ -186,12 +210,18 @@ def _profile(
 
 def _node_costs(
     found: dict[str, Any],
+    cores: float,
+    wire_s: float,
     captured: Captured,
     cuts: Sequence[Cut],
     deepest: Cut,
     shipped: Shipped | None,
     send_s_per_byte: float,
 ) -> NodeCosts:
+    stages = sum(float(found.get(name, 0.0)) for name in ("read_s", "decode_s", "finish_s", "prefix_s"))
+    # What all stages at once take beyond their sum, however it comes about: every row costs it, whatever the cut.
+    together = max(float(found["pipeline_cpu_s"]), float(found["pipeline_s"]) * min(cores, 1.0))
+    extra_s = max(0.0, together - stages)
     prefix_s: tuple[float | None, ...] = (0.0,)
     fixed_bytes: tuple[int | None, ...] = (0,)
     row_bytes: tuple[int | None, ...] = (0,)
@@ -204,13 +234,14 @@ def _node_costs(
         row_bytes = (0,) + (int(found["row_bytes"]),) * deepest.index
     beyond = len(cuts) - len(prefix_s)
     return NodeCosts(
-        read_s=float(found["read_s"]),
+        read_s=float(found["read_s"]) + extra_s,
         read_wait_s=float(found["read_wait_s"]),
         decode_s=float(found["decode_s"]),
         finish_s=float(found.get("finish_s", 0.0)),
         prefix_s={"fp32": prefix_s + (None,) * beyond},
         encode_s_per_byte={name: float(cost) for name, cost in found["encode_s_per_byte"].items()},
         send_s_per_byte=send_s_per_byte,
+        chunk_s=wire_s,
         base_bytes=int(found["base_bytes"]),
         fixed_bytes=fixed_bytes + (None,) * beyond,
         row_bytes=row_bytes + (None,) * beyond,
@@ -261,23 +292,68 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [each for part in output for each in _tensors(part)] if isinstance(output, (tuple, list)) else []
 
 
-def _local_costs(samples: Samples, pipeline: Transforms, refs: Sequence[Any], seed: int) -> dict[str, float]:
+def _spread_out(samples: Samples) -> tuple[SampleRef, ...]:
+    """A few samples from all over the data set."""
+    step = max(1, len(samples) // NUM_SAMPLES)
+    return tuple(samples.take(range(0, len(samples), step)))[:NUM_SAMPLES]
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """Samples that were read from here, several at once."""
+
+    data: list[bytes]
+    bytes_per_s: float
+    cpu_s: float  # of one
+
+
+def _fetch(samples: Samples, refs: Sequence[SampleRef]) -> _Fetched | None:
+    """Read them as a trainer that moves nothing would; None where this machine has no way to the store."""
+
+    def read(ref: SampleRef) -> bytes:
+        try:
+            return bytes(store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag))
+        except BadSampleError:
+            return b""  # a job meets it in its turn
+
+    try:
+        store = open_store(samples.url)
+        with ThreadPoolExecutor(NUM_READERS) as pool:
+            pool.submit(read, refs[0]).result()  # connects
+            start, cpu = time.perf_counter(), time.process_time()
+            data = list(pool.map(read, refs))
+            taken_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+    except StoreError:
+        return None
+    return _Fetched(data, max(sum(map(len, data)), 1) / taken_s, cpu_s / len(refs))
+
+
+def _port(clients: Sequence[NodeClient], links: Sequence[Link]) -> Link | None:
+    """What all nodes together get through to this machine; None if that is as much as each by itself."""
+    sizes = [int(link.down_bytes_per_s) for link in links]  # about a second's worth of each
+    sizes = [min(max(size // len(links), 1 << 16), MAX_BLOB_BYTES) for size in sizes]
+    start = time.perf_counter()
+    with ThreadPoolExecutor(len(clients)) as pool:
+        list(pool.map(lambda client, size: client.download(size), clients, sizes))
+    down = sum(sizes) / (time.perf_counter() - start)
+    if down > 0.9 * sum(link.down_bytes_per_s for link in links):
+        return None
+    return Link(down, max(link.up_bytes_per_s for link in links))
+
+
+def _local_costs(
+    pipeline: Transforms, refs: Sequence[SampleRef], fetched: _Fetched | None, seed: int
+) -> dict[str, float]:
     """What reading and decoding costs here; without reading where this machine has no way to the store."""
-    found: dict[str, float] = {}
+    found: dict[str, float] = {"finish_s": 0.0}
     pixels = np.zeros((8, *pipeline.pixel_spec.shape), np.uint8)
     if pipeline.is_float:
         found["finish_s"] = _cpu_s(lambda: pipeline.finish(pixels)) / len(pixels)
-    else:
-        found["finish_s"] = 0.0
-    try:
-        store = open_store(samples.url)
-        cpu = time.process_time()
-        data = [store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag) for ref in refs]
-    except (StoreError, BadSampleError):
+    if fetched is None:
         return found
-    found["fetch_s"] = (time.process_time() - cpu) / len(refs)
+    found["fetch_s"] = fetched.cpu_s
     start, done = time.thread_time(), 0
-    for ref, each in zip(refs, data, strict=True):
+    for ref, each in zip(refs, fetched.data, strict=True):
         try:
             pipeline.pixels(each, ref.key, Draw(seed, 0, ref.id))
             done += 1
@@ -293,6 +369,22 @@ def _receive_cost(client: NodeClient) -> float:
     cpu = time.process_time()
     client.download(num_bytes)
     return (time.process_time() - cpu) / num_bytes
+
+
+def _wire_costs(
+    client: NodeClient, chunk: Chunk, found: dict[str, Any], receive_s_per_byte: float
+) -> tuple[float, float]:
+    """From chunks that are really asked for: the node's CPU for one beyond its rows', and ours a row beyond bytes."""
+    stopped = Event()
+    client.rows(chunk, stopped)  # loads the engine
+    cpu = time.process_time()
+    reply = client.rows(chunk, stopped)
+    ours_s = max(0.0, time.process_time() - cpu - reply.num_bytes * receive_s_per_byte) / len(chunk.samples)
+    before = float(client.hello()["cpu_s"])
+    for ref in chunk.samples[:LONE_ROWS]:
+        client.rows(replace(chunk, samples=(ref,)), stopped)
+    nodes_s = (float(client.hello()["cpu_s"]) - before) / LONE_ROWS
+    return max(0.0, nodes_s - float(found["pipeline_cpu_s"])), ours_s
 
 
 def _cpu_s(work: Callable[[], Any], at_least_s: float = 0.5) -> float:

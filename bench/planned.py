@@ -1,0 +1,95 @@
+"""The trainer of `bench planner`, run in a host of the rig. Owns how one plan's rate is measured there."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import headwater as hw
+from bench import models
+from headwater.core.cut import offered_cuts
+from headwater.core.loads import JobSize
+from headwater.core.search import search
+
+BATCH = 16
+
+
+class Trainer:
+    """One model; a job for every setting of the rig, and a rate for every plan it is asked to carry out."""
+
+    def __init__(self, name: str, url: str, address: str, num_classes: int) -> None:
+        models.keep_blocks()
+        torch.set_num_threads(1)
+        model, self._transforms = models.build(name, num_classes)
+        self._model = model.to(memory_format=torch.channels_last)
+        trained = [each for each in self._model.parameters() if each.requires_grad]
+        self._optimizer = torch.optim.SGD(trained, lr=0.01)
+        self._url, self._address = url, address
+        self._job: hw.Job | None = None
+
+    def __call__(self, what: str, **arguments: Any) -> Any:
+        return getattr(self, what)(**arguments)
+
+    def plan(self, codec: str) -> dict[str, Any]:
+        """Measure and plan for the rig as it is; the choice, and an estimate for every cut with its own best knobs."""
+        self.close()
+        start = time.perf_counter()
+        self._job = hw.near(self._model, self._url, transforms=self._transforms, nodes=[self._address],
+                            batch_size=BATCH, codec=codec)  # fmt: skip
+        taken_s = time.perf_counter() - start
+        measured = self._job.measured
+        assert measured is not None
+        every = offered_cuts(self._job.cuts)
+        size = JobSize(len(self._job.samples), BATCH, counts_setup=False)
+        ranking = search(every, measured.profile, measured.rig, size, codecs=tuple(dict.fromkeys(("raw", codec))),
+                         keep=10_000)  # fmt: skip
+        return {
+            "plan": self._job.plan.to_json(),
+            "plan_s": taken_s,
+            "link_bytes_per_s": measured.rig.links[0].down_bytes_per_s,
+            "cores": measured.rig.nodes[0].cores,
+            "estimates": [each.to_json() for each in ranking.plans],
+        }
+
+    def rate(self, plan: dict[str, Any], at_least_s: float, at_most_s: float, num_chunks: int) -> dict[str, float]:
+        """Rows a second under this plan once it flows: from the arrival of one chunk to that of a later one.
+
+        Stops after `num_chunks` of these and `at_least_s`, or after `at_most_s`; what has not come by then counts as
+        an upper bound of the rate.
+        """
+        job = self._job
+        assert job is not None
+        job.adopt(hw.Plan.from_json(plan))
+        counts = job.counts
+        begin, cpu = time.perf_counter(), time.process_time()
+        arrivals: list[tuple[float, int]] = []
+        rows_before = seen = counts.num_rows
+        skip = job.plan.prefetch  # the first ones are made together, and say nothing about the flow
+        batches = iter(job.loader)
+        for x, y in batches:
+            loss = cross_entropy(job.model(x), y)
+            self._optimizer.zero_grad()
+            loss.backward()
+            self._optimizer.step()
+            now = time.perf_counter() - begin
+            if counts.num_rows != seen:
+                seen = counts.num_rows
+                arrivals.append((now, seen - rows_before))
+            enough = len(arrivals) > skip + num_chunks and now - arrivals[skip][0] >= at_least_s
+            if enough or now > at_most_s:
+                break
+        batches.close()  # type: ignore[attr-defined]
+        used = arrivals[min(skip, max(0, len(arrivals) - 2)) :]
+        if len(used) < 2:
+            rate = (arrivals[-1][1] if arrivals else BATCH) / max(time.perf_counter() - begin, 1e-9)
+            return {"rate": rate, "is_bound": True, "cpu_s": time.process_time() - cpu}
+        rate = (used[-1][1] - used[0][1]) / (used[-1][0] - used[0][0])
+        return {"rate": rate, "is_bound": False, "cpu_s": time.process_time() - cpu, "fill_s": arrivals[0][0]}
+
+    def close(self) -> None:
+        if self._job is not None:
+            self._job.close()
+            self._job = None
