@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
 
 from bench.rig.description import RigError
 
 UP_WITHIN_S = 120.0  # 5 to 10 s on a whole core
 _PORT = 8333
-_MASTER_PORT = 9333
 
 
 @dataclass(frozen=True)
@@ -76,35 +78,22 @@ def await_answer(store: Store, asking: subprocess.Popen[bytes]) -> None:
         raise RigError(f"the store on {store.host} did not start; it wrote:\n{said[-2000:]}")
 
 
-def ask(endpoint: str) -> bool:
-    """Ask until it answers and has a place for an object; whether it did."""
+def ask() -> bool:
+    """Write an object until that works; whether it did. The S3 door opens before there is room behind it."""
+    store = S3Store(
+        "rig-is-up", config={"endpoint": os.environ["AWS_ENDPOINT_URL"], "virtual_hosted_style_request": False},
+        client_options={"allow_http": True, "timeout": timedelta(seconds=5)}, retry_config={"max_retries": 0},
+    )  # fmt: skip
     deadline = time.monotonic() + UP_WITHIN_S
     while time.monotonic() < deadline:
-        if _answers(endpoint) and _has_room(endpoint):
+        try:
+            store.put("yes", b"yes")
+        except BaseError:
+            time.sleep(0.1)
+        else:
             return True
-        time.sleep(0.1)
     return False
 
 
-def _answers(endpoint: str) -> bool:
-    try:
-        urllib.request.urlopen(endpoint, timeout=2).close()
-    except urllib.error.HTTPError:
-        return True  # 403: it is up and asks for credentials
-    except OSError:
-        return False
-    return True
-
-
-def _has_room(endpoint: str) -> bool:
-    """Its S3 door opens before its volumes do; until then every PUT fails."""
-    master = endpoint.replace(f":{_PORT}", f":{_MASTER_PORT}")
-    try:
-        with urllib.request.urlopen(f"{master}/dir/assign", timeout=5) as answer:
-            return "fid" in json.load(answer)
-    except (OSError, ValueError):
-        return False
-
-
 if __name__ == "__main__":
-    sys.exit(0 if ask(sys.argv[1]) else 1)
+    sys.exit(0 if ask() else 1)

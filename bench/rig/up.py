@@ -185,7 +185,7 @@ class RigUp:
             log = self._log(f"store-{host}")
             process = self._logged(host, command, log, dict(os.environ), cwd=folder)
             store = Store(host, endpoint, env, process, log)
-            stores.await_answer(store, self.popen(host, python("bench.rig.store", endpoint), env=python_env()))
+            stores.await_answer(store, self.popen(host, python("bench.rig.store"), env={**python_env(), **env}))
         return store
 
     # Links and limits
