@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from bench.rig import cgroups, network
+from bench.rig import store as stores
 
 _NAME = re.compile(r"headwater-rig-(\d+)-(\d+)-\d+")
 _counter = itertools.count()
@@ -60,6 +61,8 @@ def tear_down(name: str) -> bool:
         network.remove(namespace)
     folders = [path for path in _folders() if path.name == name]
     for path in folders:
+        for store in path.glob("store-*"):
+            stores.forget_sockets(store)
         while path.exists():
             with contextlib.suppress(FileNotFoundError):  # another process may be cleaning, too
                 shutil.rmtree(path)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,8 +20,10 @@ from obstore.store import S3Store
 
 from bench.rig.description import RigError
 
+PORTS_FILE = "ports.json"
 UP_WITHIN_S = 120.0  # 5 to 10 s on a whole core
-_PORT = 8333
+_PORTS = range(20_000, 21_000)
+_SERVICES = ("master", "volume", "filer", "s3")
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,16 @@ def prepare(folder: Path, address: str) -> tuple[list[str], str, dict[str, str]]
         "actions": ["Admin", "Read", "Write", "List"],
     }
     (folder / "data").mkdir(parents=True)
+    ports = _own_ports()
+    (folder / PORTS_FILE).write_text(json.dumps(list(ports.values())))
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     command = [
         program, "server", f"-dir={folder / 'data'}", f"-ip={address}", f"-ip.bind={address}",
         "-master.telemetry=false", "-master.volumeSizeLimitMB=256", "-volume.max=200", "-volume.preStopSeconds=0",
-        "-s3", f"-s3.port={_PORT}", "-s3.port.iceberg=0", "-s3.port.lance=0",
+        "-s3", *(f"-{name}.port={port}" for name, port in ports.items()), "-s3.port.iceberg=0", "-s3.port.lance=0",
         f"-s3.config={folder / 's3.json'}",
     ]  # fmt: skip
-    endpoint = f"http://{address}:{_PORT}"
+    endpoint = f"http://{address}:{ports['s3']}"
     return (
         command,
         endpoint,
@@ -63,6 +69,33 @@ def prepare(folder: Path, address: str) -> tuple[list[str], str, dict[str, str]]
             "AWS_REGION": "us-east-1",
         },
     )
+
+
+def _own_ports() -> dict[str, int]:
+    """Ports that no other store on this machine has.
+
+    Networks are apart, but SeaweedFS's services talk through sockets in the machine's temporary folder that are named
+    by port: two stores with the same ports would find each other's.
+    """
+    while True:
+        first = secrets.choice(_PORTS)
+        ports = {name: first + 1000 * place for place, name in enumerate(_SERVICES)}
+        if not any(sockets(port) for port in ports.values()):
+            return ports
+
+
+def sockets(port: int) -> list[Path]:
+    """The files that a service on this port leaves behind; its gRPC door is 10,000 higher."""
+    return [path for number in (port, port + 10_000)
+            for path in Path(tempfile.gettempdir()).glob(f"seaweedfs-*-{number}.sock")]  # fmt: skip
+
+
+def forget_sockets(folder: Path) -> None:
+    """Remove what the store with its data below `folder` has left in the machine's temporary folder."""
+    with contextlib.suppress(OSError, ValueError):
+        for port in json.loads((folder / PORTS_FILE).read_text()):
+            for path in sockets(int(port)):
+                path.unlink(missing_ok=True)
 
 
 def await_answer(store: Store, asking: subprocess.Popen[bytes]) -> None:
