@@ -121,6 +121,33 @@ def test_moving_nothing_leaves_nothing_to_watch(make):
     assert all(run.window(link=0.1, node=0.1) == [] for _ in range(5))
 
 
+def test_a_trainer_that_reads_by_itself_is_watched_by_what_it_reads(make):
+    run = Run(make, plan=Plan())
+    expected = run.machine._bytes_per_s
+    assert all(run.machine.window(Window(4, 0.5, store_bytes_per_s=0.8 * expected)) == [] for _ in range(4))
+    low = Window(4, 0.5, store_bytes_per_s=0.1 * expected)
+    assert run.machine.window(low) == []
+    (decision,) = run.machine.window(low)
+    assert decision.rig.to_store.down_bytes_per_s == pytest.approx(0.1 * expected)
+    assert "0.1 times what was planned for" in decision.why[0]
+    assert all(run.machine.window(low) == [] for _ in range(4))
+
+
+def test_a_decision_for_nothing_is_not_repeated_so_soon(make):
+    run = Run(make, min_chunks=4)
+    gaps = []
+    for _ in range(4):
+        count = 0
+        while not run.window(link=0.5, chunks=1):
+            count += 1
+        run.machine.believe(run.rig)  # measured anew, the link is as it was
+        run.machine.adopted(run.plan)
+        gaps.append(count)
+    assert gaps == [1, 7, 15, 31]
+    run.machine.adopted(near_plan(make.CUTS[3]))
+    assert sum(not run.window(link=0.5, chunks=1) for _ in range(8)) == 7
+
+
 def test_every_short_history_keeps_the_promises(make):
     for rates in product([0.5, 1.0, 1.5], repeat=6):
         run = Run(make, min_chunks=8)
@@ -141,7 +168,7 @@ def test_every_short_history_keeps_the_promises(make):
 
 @pytest.mark.parametrize(
     ("num_chunks", "wait", "rates"),
-    [(0, 0.5, {}), (1, 1.5, {}), (1, float("nan"), {}), (1, 0.5, {"a": -1.0}), (1, 0.5, {"a": float("nan")})],
+    [(-1, 0.5, {}), (1, 1.5, {}), (1, float("nan"), {}), (1, 0.5, {"a": -1.0}), (1, 0.5, {"a": float("nan")})],
 )
 def test_a_window_that_makes_no_sense_is_refused(num_chunks, wait, rates):
     with pytest.raises(ConfigError):

@@ -7,7 +7,7 @@ caller searches again, asks `worth_switching`, and tells the plan it goes on wit
 What holds (tests/core/test_replan.py explores it exhaustively):
 1. A rate within a quarter of what is believed never leads to a decision, nor does one window alone.
 2. After a decision the new rate is what is believed: the same rate, sustained, leads to no second one.
-3. Between two decisions at least `min_chunks` chunks pass.
+3. Between two decisions at least `min_chunks` chunks pass; twice as many after each that left the plan as it was.
 4. A rate that is lower only because nobody asked for more (the trainer did not wait) or because there was no more to
    carry (the node made no more) is not taken for a slow link.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from headwater.core.cost import Estimate
 from headwater.core.cut import Cut
-from headwater.core.loads import JobSize, Pricing
+from headwater.core.loads import JobSize, Pricing, most
 from headwater.core.plan import Plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Device, Link, Rig
@@ -29,6 +29,7 @@ TOLERANCE = 0.25  # "more than a quarter"
 IN_A_ROW = 2
 WAITING = 0.05  # a trainer that waits less is not held up by its feed
 MIN_CHUNKS = 16
+_MAX_PAUSE = 1 << 12  # chunks
 MIN_GAIN = 0.05  # estimates differ from the truth by more than smaller gains
 
 
@@ -40,6 +41,7 @@ class Window:
                        which at least one reply was arriving
     node_rows_per_s    per node, of its cores while they worked: rows over (busy thread-seconds / cores)
     wait_fraction      of the window's time that the training loop stood waiting for rows
+    store_bytes_per_s  of samples that the trainer read by itself, where the plan moves nothing
     A node that was idle, or whose rate can't be told, is left out.
     """
 
@@ -47,11 +49,12 @@ class Window:
     wait_fraction: float
     link_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
     node_rows_per_s: Mapping[str, float] = field(default_factory=dict)
+    store_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         faults = []
-        if self.num_chunks < 1:
-            faults.append(f"num_chunks is {self.num_chunks}; a window has at least one")
+        if self.num_chunks < 0:
+            faults.append(f"num_chunks is {self.num_chunks}; it must be 0 or more")
         if not 0 <= self.wait_fraction <= 1:
             faults.append(f"wait_fraction is {self.wait_fraction}; it must lie between 0 and 1")
         for what in ("link_bytes_per_s", "node_rows_per_s"):
@@ -93,43 +96,70 @@ class Replanner:
         assert min_chunks >= 1
         self._cuts = tuple(cuts)
         self._profile = profile
-        self._min_chunks = min_chunks
+        self._min_chunks = self._pause = min_chunks
         self._rig = rig
         self._since = min_chunks  # chunks since the last decision; the first may come as soon as it is sure
         self._streaks: dict[tuple[str, str], _Streak] = {}
-        self.adopted(plan)
+        self._plan = plan
+        self._price()
 
     @property
     def rig(self) -> Rig:
         """What is believed now."""
         return self._rig
 
+    def believe(self, rig: Rig) -> None:
+        """The rig was measured anew."""
+        self._rig = rig
+        self._price()
+
     def adopted(self, plan: Plan) -> None:
         """The plan that is carried out from here on, a new one or the old."""
+        if plan != self._plan:
+            self._pause = self._min_chunks
+        elif self._since == 0:  # just decided, and for nothing: don't come back so soon
+            self._pause = min(2 * self._pause, _MAX_PAUSE)
         self._plan = plan
+        self._price()
+
+    def _price(self) -> None:
+        """What the plan should do on the rig as it is believed to be."""
         self._streaks.clear()
         # How many samples there are does not matter for what one costs.
         pricing = Pricing(self._cuts, self._profile, self._rig, JobSize(1 << 40, 1 << 10))
-        self._work = pricing.work(plan, pricing.choice(plan))
+        choice = pricing.choice(self._plan)
+        self._work = pricing.work(self._plan, choice)
+        loads = pricing.price(self._plan, choice).loads
+        self._bytes_per_s = self._work.down_bytes / most(*(s for _, _, s in loads))
+
+    def row_costs(self) -> tuple[float, float]:
+        """CPU-seconds on a node for one row under the plan: for decoding and inference, and for everything."""
+        node = self._profile.node
+        timed_s = node.decode_s + (node.finish_s if self._plan.prefix == "storage" else 0.0) + self._work.engine_s
+        return timed_s, self._work.node_s
 
     def window(self, seen: Window) -> list[Replan]:
         """A window has ended, at a chunk boundary."""
-        self._since = min(self._since + seen.num_chunks, self._min_chunks)
-        if not self._plan.uses_storage:
-            return []
+        self._since = min(self._since + seen.num_chunks, _MAX_PAUSE)
         waited = seen.wait_fraction >= WAITING
         self._streaks = {key: self._longer(key, ratio, waited) for key, ratio in self._readings(seen).items()}
         sure = {key: streak for key, streak in self._streaks.items() if streak.length >= IN_A_ROW}
-        if not sure or self._since < self._min_chunks:
+        if not sure or self._since < self._pause:
             return []
         self._rig, why = self._changed(sure)
         self._since = 0
-        self.adopted(self._plan)
+        self._price()
         return [Replan(self._rig, why)]
 
     def _readings(self, seen: Window) -> dict[tuple[str, str], float]:
         """Measured ÷ believed, for every rate that says something."""
-        found = {}
+        found: dict[tuple[str, str], float] = {}
+        if not self._plan.uses_storage:
+            # Against what the run as a whole should do: who decodes by himself may be busy while the link is not. More
+            # than that says nothing.
+            if seen.store_bytes_per_s is not None:
+                found["store", ""] = min(seen.store_bytes_per_s / self._bytes_per_s, 1.0)
+            return found
         for device, link in zip(self._rig.nodes, self._rig.links, strict=True):
             made = seen.node_rows_per_s.get(device.name)
             carried = seen.link_bytes_per_s.get(device.name)
@@ -163,7 +193,7 @@ class Replanner:
         rig, why = self._rig, []
         nodes, links, port, store = list(rig.nodes), list(rig.links), rig.trainer_link, rig.store_link
         slower = [streak.ratio for key, streak in sure.items() if key[0] == "link" and streak.sign < 0]
-        all_slower = len(slower) == len(nodes)
+        all_slower = len(slower) == len(nodes) > 0
         for index, device in enumerate(rig.nodes):
             if streak := sure.get(("node", device.name)):
                 nodes[index] = _scaled_device(device, streak.ratio)
@@ -176,6 +206,10 @@ class Replanner:
                     port = replace(port, down_bytes_per_s=rate)
                 why.append(f"the link from {device.name} carries {rate / 1e6:.3g} MB/s, "
                            f"{streak.ratio:.2g} times what was planned for")  # fmt: skip
+        if streak := sure.get(("store", "")):
+            rate = streak.ratio * self._bytes_per_s
+            store = _scaled_link(rig.to_store, min(rate, rig.to_store.down_bytes_per_s), streak.ratio)
+            why.append(f"{rate / 1e6:.3g} MB/s come from the store, {streak.ratio:.2g} times what was planned for")
         if all_slower:
             # What slows every node's link is most likely what they share, and the way to the store shares it, too.
             port = _scaled_link(port, max(slower) * port.down_bytes_per_s, max(slower)) if port is not None else None

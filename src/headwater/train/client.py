@@ -41,6 +41,7 @@ class NodeClient:
             raise ConfigError(f"a node's address looks like grpc://host:8815, not {address!r}")
         self.name = address
         self._prefix: tuple[str, Path] | None = None
+        self.received_bytes = 0  # of rows, as they come in
         self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
         self._lock = threading.Lock()
         with self._plain_errors():
@@ -163,6 +164,8 @@ class NodeClient:
         with self._plain_errors(), self._reading(ticket, stopped) as reader:
             for item in reader:
                 num_bytes += item.data.nbytes
+                with self._lock:
+                    self.received_bytes += item.data.nbytes
                 gathering.add(*wire.unpack_rows(want.codec, want.boundary, item.data))
                 if item.app_metadata:
                     num_bytes += item.app_metadata.size

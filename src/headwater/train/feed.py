@@ -97,6 +97,10 @@ class Feed:
     def _has_news(self) -> bool:
         return bool(self._ready or self._machine.done or self._error is not None or self._closed.is_set())
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
     def abandon(self) -> None:
         """What is left is wanted another way: end the threads, and the iteration without an error."""
         self._abandoned = True

@@ -24,6 +24,11 @@ class HostWorker:
         self._store = store
         self._extractor = Extractor(num_threads or len(os.sched_getaffinity(0)))
 
+    @property
+    def read_bytes(self) -> int:
+        """Of samples, so far."""
+        return self._extractor.busy.read_bytes
+
     def prepare(self) -> None:
         """Always there."""
 

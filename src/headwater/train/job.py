@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ from headwater.progress import Progress
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.loader import Loader
-from headwater.train.measure import Measured, measure
+from headwater.train.measure import Measured, measure, store_link
 from headwater.train.source import Counts, Setting, Source, rest_fault
+from headwater.train.watch import Switch, Watch
 
 PATIENCE_S = 60.0
 EPOCHS_AHEAD = 3  # over which the planner spreads the cost of setting a prefix up
@@ -59,6 +61,7 @@ class Job:
         resources: ExitStack,
         ranking: Ranking | None = None,
         measured: Measured | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.model = model
         self.loader = loader
@@ -70,6 +73,12 @@ class Job:
         # With the loader, which the job holds: who keeps only `job.loader` can still iterate.
         self._close = weakref.finalize(loader, resources.close)
         self._source = source
+        self._watch = watch
+
+    @property
+    def switches(self) -> tuple[Switch, ...]:
+        """The plans that took over while the job ran, because links or nodes changed."""
+        return () if self._watch is None else tuple(self._watch.switches)
 
     @property
     def plan(self) -> Plan:
@@ -182,7 +191,7 @@ def near(
             _check_norms(model)
         setting = Setting(captured, all_cuts, pipeline, rest, samples, clients, seed, patience_s,
                           min(memories, default=None), progress)  # fmt: skip
-        ranking, measured = None, None
+        ranking, measured, codecs = None, None, tuple(dict.fromkeys(("raw", codec)))
         if plan == "auto" and cut is None and clients:
             open_cuts = all_cuts
             if rest:  # what stays on the trainer comes before the model, so no part of the model can go ahead of it
@@ -192,15 +201,18 @@ def near(
                                embedded=nodes is None, progress=progress)  # fmt: skip
             setting.shipped = measured.shipped
             size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, counts_setup=not measured.is_placed)
-            ranking = search(offered_cuts(open_cuts), measured.profile, measured.rig, size,
-                             codecs=tuple(dict.fromkeys(("raw", codec))))  # fmt: skip
+            ranking = search(offered_cuts(open_cuts), measured.profile, measured.rig, size, codecs=codecs)
             plan = ranking.best.plan
         given = None if plan == "auto" else plan
         chosen = _plan(given, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
         source = Source(setting, chosen)
-        stack.callback(
-            source.close
-        )  # before the nodes go: an iterator that somebody still holds must not wait for them
+        watch = None
+        if measured is not None:
+            watch = Watch(source, clients, offered_cuts(open_cuts), measured.profile, measured.rig, size, codecs,
+                          partial(store_link, samples))  # fmt: skip
+            stack.callback(watch.close)
+        # Before the nodes go: an iterator that somebody still holds must not wait for them.
+        stack.callback(source.close)
         loader = Loader(
             samples,
             source,
@@ -213,7 +225,7 @@ def near(
             on_bad_sample=on_bad_sample,
         )
         return Job(NearModel(captured), loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
-                   measured)  # fmt: skip
+                   measured, watch)  # fmt: skip
 
 
 def _place(rank: int | None, world: int | None) -> tuple[int, int]:

@@ -112,9 +112,8 @@ def measure(
         for client, hello in zip(clients, hellos, strict=True)
     )
     trainer = Device("trainer", cores=usable_cores())
-    best = links[0] if port is None else port
-    store_link = Link(fetched.bytes_per_s, best.up_bytes_per_s) if fetched else None
-    rig = Rig(nodes, tuple(links), trainer, trainer_link=port, store_link=store_link, trainer_reads=fetched is not None,
+    way = Link(fetched.bytes_per_s, fetched.bytes_per_s) if fetched else None
+    rig = Rig(nodes, tuple(links), trainer, trainer_link=port, store_link=way, trainer_reads=fetched is not None,
               shared_cores=embedded)  # fmt: skip
     if shipped is not None:
         for client in clients:
@@ -326,6 +325,12 @@ def _fetch(samples: Samples, refs: Sequence[SampleRef]) -> _Fetched | None:
     except StoreError:
         return None
     return _Fetched(data, max(sum(map(len, data)), 1) / taken_s, cpu_s / len(refs))
+
+
+def store_link(samples: Samples) -> Link | None:
+    """The way to the store as it is now; None if there is none. Only downwards is measured: requests are small."""
+    fetched = _fetch(samples, _spread_out(samples))
+    return Link(fetched.bytes_per_s, fetched.bytes_per_s) if fetched else None
 
 
 def _port(clients: Sequence[NodeClient], links: Sequence[Link]) -> Link | None:

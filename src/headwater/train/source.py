@@ -12,7 +12,8 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
 
@@ -102,6 +103,9 @@ class Source:
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self._closed = Event()
         self._host: HostWorker | None = None
+        self._waiting_since: float | None = None
+        self._free = Event()  # cleared while nothing may be asked for
+        self._free.set()
         self._carried = self._prepare(plan, 0)
 
     @property
@@ -131,8 +135,52 @@ class Source:
             for feed in feeds:
                 feed.abandon()
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing is asked for inside this block, so that links can be measured; what is under way is dropped.
+
+        Afterwards the loader goes on where it was, under the plan that is in use then.
+        """
+        self._free.clear()
+        try:
+            with self._adopting, self._lock:
+                self._carried = replace(self._carried, version=self.version + 1)
+                feeds = list(self._feeds)
+            for feed in feeds:
+                feed.abandon()
+            yield
+        finally:
+            self._free.set()
+
+    def waited_s(self) -> float:
+        """How long the loop has waited for rows, up to now."""
+        since = self._waiting_since
+        return self._setting.counts.waited_s + (0.0 if since is None else time.perf_counter() - since)
+
+    @property
+    def num_chunks(self) -> int:
+        """Taken by the loop so far."""
+        return self._setting.counts.num_chunks
+
+    @property
+    def num_rows(self) -> int:
+        """Taken by the loop so far."""
+        return self._setting.counts.num_rows
+
+    @property
+    def is_open(self) -> bool:
+        """Is somebody taking rows?"""
+        return any(not feed.is_closed for feed in list(self._feeds))
+
+    @property
+    def read_bytes(self) -> int:
+        """Of samples that were read here, where nothing moves."""
+        return 0 if self._host is None else self._host.read_bytes
+
     def open(self, epoch: int, ids: np.ndarray) -> Opened:
         """The rows of these samples, in this order."""
+        while not self._free.wait(timeout=0.1):
+            self._check_open()
         self._check_open()
         with self._lock:
             carried = self._carried
@@ -176,8 +224,9 @@ class Source:
         counts = self._setting.counts
         try:
             while True:
-                start = time.perf_counter()
+                self._waiting_since = start = time.perf_counter()
                 reply = next(stream, None)
+                self._waiting_since = None
                 counts.waited_s += time.perf_counter() - start
                 if reply is None:
                     return

@@ -1,0 +1,191 @@
+"""Watches a run: when it goes otherwise than planned, measures the links anew and plans again.
+
+Owns the clock and the counters around `core.replan`, which decides. Windows are long enough for a few chunks; a
+decision is carried out between two batches (`Source.held`, `Source.adopt`), and the batches stay what they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from headwater.core.cost import estimate
+from headwater.core.cut import Cut
+from headwater.core.loads import JobSize
+from headwater.core.plan import Plan
+from headwater.core.profile import Profile
+from headwater.core.replan import Replan, Replanner, Window, worth_switching
+from headwater.core.rig import Link, Rig
+from headwater.core.search import search
+from headwater.errors import HeadwaterError
+from headwater.train.client import NodeClient
+from headwater.train.source import Source
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+WINDOW_S = 2.0
+CHUNKS = 4  # a window is at least as long as so many should take
+MEASURE_S = 0.5  # of each direction of a link, with nothing else on it
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A plan that took over during a run."""
+
+    why: tuple[str, ...]
+    before: Plan
+    after: Plan
+    num_rows: int  # that the run had taken by then
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Counters at one moment."""
+
+    at: float
+    num_chunks: int
+    waited_s: float
+    received: dict[str, int]
+    read_bytes: int
+    busy: dict[str, tuple[float, float]]  # per node: compute-seconds, rows
+
+
+class Watch:
+    """One thread beside a job that planned for itself."""
+
+    def __init__(
+        self,
+        source: Source,
+        clients: Sequence[NodeClient],
+        cuts: Sequence[Cut],
+        profile: Profile,
+        rig: Rig,
+        size: JobSize,
+        codecs: tuple[str, ...],
+        measure_store: Callable[[], Link | None],
+    ) -> None:
+        self._source = source
+        self._clients = list(clients)
+        self._cuts = tuple(cuts)
+        self._profile = profile
+        self._size = replace(size, num_epochs=1, counts_setup=False)
+        self._codecs = codecs
+        self._measure_store = measure_store
+        self._threads = {client.name: int(client.hello()["num_threads"]) for client in clients}
+        self._cores = {device.name: device.cores for device in rig.nodes}
+        self._replanner = Replanner(source.plan, self._cuts, profile, rig)
+        self._version = source.version
+        self._stopped = threading.Event()
+        self.switches: list[Switch] = []
+        self._thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stopped), name="watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; it may be in the middle of a measurement, and changes nothing any more."""
+        self._stopped.set()
+
+    def look(self, before: _Reading | None) -> _Reading | None:
+        """One look at the counters; the reading that the next window starts from."""
+        if not self._source.is_open:
+            return None
+        if before is None or self._source.version != self._version:
+            self._version = self._source.version
+            return self._read()
+        if time.perf_counter() - before.at < self._window_s():
+            return before
+        now = self._read()
+        for decision in self._replanner.window(self._window(before, now)):
+            self._decide(decision)
+            return None
+        return now
+
+    def _window_s(self) -> float:
+        each = estimate(self._source.plan, self._cuts, self._profile, self._replanner.rig, self._size)
+        return max(WINDOW_S, CHUNKS * self._source.plan.chunk_rows * each.steady_s)
+
+    def _read(self) -> _Reading:
+        busy = {}
+        if self._source.plan.uses_storage:
+            for client in self._clients:
+                said = client.hello()["busy"]
+                busy[client.name] = float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"])
+        return _Reading(
+            time.perf_counter(),
+            self._source.num_chunks,
+            self._source.waited_s(),
+            {client.name: client.received_bytes for client in self._clients},
+            self._source.read_bytes,
+            busy,
+        )
+
+    def _window(self, before: _Reading, now: _Reading) -> Window:
+        taken_s = now.at - before.at
+        waited = min(1.0, max(0.0, (now.waited_s - before.waited_s) / taken_s))
+        num_chunks = now.num_chunks - before.num_chunks
+        if not self._source.plan.uses_storage:
+            return Window(num_chunks, waited, store_bytes_per_s=(now.read_bytes - before.read_bytes) / taken_s)
+        carried = {name: (now.received[name] - before.received[name]) / taken_s for name in now.received}
+        made = {name: rate for name in now.busy if (rate := self._made(name, before, now)) is not None}
+        return Window(num_chunks, waited, carried, made)
+
+    def _made(self, name: str, before: _Reading, now: _Reading) -> float | None:
+        """Rows a second that the node's cores could make, from how long its threads took for those they made.
+
+        Of a row's work, only decoding and inference are timed there; the rest is taken to be slowed down alike.
+        """
+        busy_s, rows = (late - early for late, early in zip(now.busy[name], before.busy[name], strict=True))
+        if rows < 1 or busy_s <= 0:
+            return None
+        timed_s, all_s = self._replanner.row_costs()
+        cores = min(self._threads[name] * timed_s * rows / busy_s, self._cores[name])
+        return cores / all_s if all_s > 0 else None
+
+    def _decide(self, decision: Replan) -> None:
+        """Measure again, plan again, and go over if it pays."""
+        before = self._source.plan
+        with self._source.held():
+            links = []
+            for client in self._clients:
+                down, up, latency_s = client.measure_link(MEASURE_S)
+                links.append(Link(down, up, latency_s))
+            store = self._measure_store() if decision.rig.trainer_reads else None
+        rig = replace(decision.rig, links=tuple(links), store_link=store, trainer_reads=store is not None)
+        if rig.trainer_link is not None:
+            rig = replace(rig, trainer_link=None)  # believed to be what limits all of them; seen again if it is
+        self._replanner.believe(rig)
+        best = search(self._cuts, self._profile, rig, self._size, codecs=self._codecs).best
+        now = estimate(before, self._cuts, self._profile, rig, self._size)
+        why = "; ".join(decision.why)
+        if best.plan == before or not worth_switching(now, best):
+            log.info("%s; the plan stays", why)
+            self._replanner.adopted(before)
+            return
+        self._source.adopt(best.plan)
+        self._replanner.adopted(best.plan)
+        self.switches.append(Switch(decision.why, before, best.plan, self._source.num_rows))
+        log.warning("%s: going over to another plan (%s, cut at %s), an estimated %.3g times as fast", why,
+                    "near the data" if best.plan.uses_storage else "moving nothing", best.plan.cut_name,
+                    now.epoch_s / best.epoch_s)  # fmt: skip
+
+
+def _run(watch: weakref.ref[Watch], stopped: threading.Event) -> None:
+    """Until the job is closed, or forgotten."""
+    reading: _Reading | None = None
+    while not stopped.wait(POLL_S):
+        here = watch()
+        if here is None:
+            return
+        try:
+            reading = here.look(reading)
+        except HeadwaterError as error:  # a node that is away is the feed's business; we look again later
+            log.debug("nothing could be measured: %s", error)
+            reading = None
+        except Exception:
+            log.exception("the run goes on with its plan, but is no longer watched")
+            return
+        del here
