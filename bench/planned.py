@@ -67,7 +67,7 @@ class Trainer:
         begin, cpu = time.perf_counter(), time.process_time()
         arrivals: list[tuple[float, int]] = []
         rows_before = seen = counts.num_rows
-        skip = job.plan.prefetch  # the first ones are made together, and say nothing about the flow
+        skip = min(job.plan.prefetch, 4)  # the first ones are made together, and say nothing about the flow
         batches = iter(job.loader)
         for x, y in batches:
             loss = cross_entropy(job.model(x), y)

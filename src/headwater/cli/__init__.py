@@ -9,6 +9,7 @@ import typer
 
 from headwater.cli.cuts import cuts
 from headwater.cli.plan import plan
+from headwater.cli.profile import profile
 from headwater.cli.serve import serve
 from headwater.cli.train import train
 from headwater.errors import HeadwaterError
@@ -39,6 +40,7 @@ def _root(
 typer_app.command()(serve)
 typer_app.command()(train)
 typer_app.command()(cuts)
+typer_app.command()(profile)
 typer_app.command()(plan)
 
 

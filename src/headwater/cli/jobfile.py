@@ -67,6 +67,7 @@ class PlanPart:
     """What to fix about the plan."""
 
     file: str = ""
+    profile: str = ""
     cut: str | int | None = None
     codec: str = "raw"
 

@@ -24,6 +24,8 @@ def near_options(file: JobFile) -> dict[str, Any]:
     }
     if file.plan.file not in ("", "auto"):
         return {**options, "plan": file.path(file.plan.file)}
+    if file.plan.profile:
+        options["profile"] = file.path(file.plan.profile)
     return {**options, "cut": file.plan.cut, "codec": file.plan.codec}
 
 

@@ -60,7 +60,7 @@ def run(file: JobFile, resume: bool) -> None:
         job = stack.enter_context(hw.near(model, file.url(file.data.url), shuffle=file.train.shuffle, **common))
         check = None
         if file.data.validation:  # now, so that what is wrong with it is found before the first step
-            same = {name: value for name, value in common.items() if name not in ("cut", "codec", "plan")}
+            same = {name: value for name, value in common.items() if name not in ("cut", "codec", "plan", "profile")}
             check = stack.enter_context(
                 hw.near(model, file.url(file.data.validation), shuffle=False, plan=job.plan, **same)
             )

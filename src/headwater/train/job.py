@@ -21,6 +21,7 @@ from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut, find_cut, offered_cuts, smallest_cut
 from headwater.core.loads import JobSize
 from headwater.core.plan import Plan, near_plan
+from headwater.core.profile import Profile
 from headwater.core.search import Ranking, search
 from headwater.data.layouts import list_samples, root_of
 from headwater.data.samples import Samples
@@ -127,6 +128,8 @@ def near(
     cut: str | int | None = None,
     plan: Plan | str | os.PathLike[str] | None = "auto",
     codec: str = "raw",
+    profile: Profile | str | os.PathLike[str] | None = None,
+    measure_again: bool = False,
     on_bad_sample: str = "raise",
     layout: str = "auto",
     path_column: str | int | None = None,
@@ -149,6 +152,9 @@ def near(
     cut            pins where the model is split, by name or index
     codec          how rows may travel: "raw" (exact), or also as "fp16", "bf16", "int8"; the planner decides whether it
                    pays, and a pinned cut uses it
+    profile        a file with measured costs (`headwater profile`), or a Profile, to plan from; by default one is
+                   measured and kept, and used again for the same model, data and machines. `measure_again` makes a
+                   new one
     on_bad_sample  "raise", or "skip" and list it in `job.loader.skipped`
     rank, world    which of how many trainers this is; taken from torch.distributed if it is initialised
     patience_s     how long to wait for a node to come back once none answers
@@ -156,6 +162,9 @@ def near(
     pinned = plan is not None and plan != "auto"
     if pinned and (cut is not None or codec != "raw"):
         raise ConfigError("a plan fixes cut and codec; give either a plan, or cut and codec")
+    if (profile is not None or measure_again) and (pinned or plan is None or cut is not None or nodes == "inline"):
+        raise ConfigError("profile and measure_again are for planning, and nothing is planned here: leave out plan and "
+                          "cut, and use nodes")  # fmt: skip
     if codec not in CODECS:
         raise ConfigError(f"codec {codec!r} is not one of {', '.join(CODECS)}")
     if node_threads is not None and nodes is not None:
@@ -198,7 +207,8 @@ def near(
                 held = tuple(replace(each, legal=False, why_not=_HELD_BACK) for each in all_cuts[1:])
                 open_cuts = all_cuts[:1] + held
             measured = measure(captured, open_cuts, pipeline, samples, clients, batch_size=batch_size, seed=seed,
-                               embedded=nodes is None, progress=progress)  # fmt: skip
+                               embedded=nodes is None, given=_read_profile(profile), again=measure_again,
+                               progress=progress)  # fmt: skip
             setting.shipped = measured.shipped
             size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, counts_setup=not measured.is_placed)
             ranking = search(offered_cuts(open_cuts), measured.profile, measured.rig, size, codecs=codecs)
@@ -288,6 +298,15 @@ def _check_norms(model: nn.Module) -> None:
                 f"{name} is frozen but in training mode, so its result depends on the batch and it can't run near the "
                 f"data: call hw.freeze(model, until=...), or model.get_submodule({name!r}).eval()"
             )
+
+
+def _read_profile(profile: Profile | str | os.PathLike[str] | None) -> Profile | None:
+    if profile is None or isinstance(profile, Profile):
+        return profile
+    try:
+        return Profile.loads(Path(profile).read_text())
+    except OSError as error:
+        raise ConfigError(f"the profile {os.fspath(profile)!r} can't be read: {error}") from error
 
 
 def _read_plan(path: str | os.PathLike[str]) -> Plan:

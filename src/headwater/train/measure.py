@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ import torch
 
 from headwater.core.cut import Cut, legal_cuts, offered_cuts
 from headwater.core.draw import Draw
-from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts, profile_faults, spread
+from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts, check_profile, profile_faults, spread
 from headwater.core.rig import Device, Link, Rig
 from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import NUM_READERS
@@ -40,6 +41,8 @@ from headwater.model.split import prefix_module
 from headwater.progress import Progress
 from headwater.train.client import NodeClient
 from headwater.version import VERSION
+
+log = logging.getLogger(__name__)
 
 NUM_SAMPLES = 48
 NODE_BATCH = 16
@@ -68,8 +71,13 @@ def measure(
     seed: int,
     progress: Progress,
     embedded: bool = False,
+    given: Profile | None = None,
+    again: bool = False,
 ) -> Measured:
-    """Measure the links now, and the rest unless an earlier measurement of the same things can be used."""
+    """Measure the links now, and the rest unless an earlier measurement of the same things can be used.
+
+    `given` is a profile to use instead; ConfigError if it is of anything else, or too old. `again` uses no earlier one.
+    """
     hellos = [client.hello() for client in clients]
     links: list[Link] = []
     for client in clients:
@@ -99,7 +107,9 @@ def measure(
             start = time.perf_counter()
             shipped = ship(captured, *offered)
             export_s = time.perf_counter() - start
-    profile = _load(path, cuts, key)
+    if given is not None:
+        check_profile(given, cuts, key=key, age_s=time.time() - given.measured_at)
+    profile = given or (None if again else _load(path, cuts, key))
     if profile is None:
         profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, shipped, export_s,
                            float(hellos[0]["cores"]), refs, fetched, progress)  # fmt: skip
@@ -137,9 +147,16 @@ def _load(path: Path, cuts: Sequence[Cut], key: Key) -> Profile | None:
     """An earlier profile of the same things; None if there is none, or it no longer fits."""
     try:
         profile = Profile.loads(path.read_text())
-    except (OSError, ConfigError):
+    except FileNotFoundError:
         return None
-    return None if profile_faults(profile, cuts, key=key, age_s=time.time() - profile.measured_at) else profile
+    except (OSError, ConfigError) as error:
+        log.warning("measuring again: the profile that was kept can't be read (%s)", error)
+        return None
+    faults = profile_faults(profile, cuts, key=key, age_s=time.time() - profile.measured_at)
+    if faults:
+        log.warning("measuring again: a profile was kept, but %s", "; ".join(faults))
+        return None
+    return profile
 
 
 def _model_digest(captured: Captured, cuts: Sequence[Cut]) -> str:
