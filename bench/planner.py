@@ -78,7 +78,9 @@ def one_case(trainer: Remote, name: str, link: float, share: float, quick: bool)
     start = time.perf_counter()
     found = trainer.ask(what="plan", codec=CODEC)
     choice = found["plan"]
-    estimates = {_key(each["plan"]): each for each in found["estimates"]}
+    estimates: dict[str, dict[str, Any]] = {}
+    for each in found["estimates"]:  # best first: of two codecs at one cut, the planner's own choice
+        estimates.setdefault(_key(each["plan"]), each)
     plans = {key: each["plan"] for key, each in estimates.items()}
     plans[_key(choice)] = choice
     rates: dict[str, list[float]] = {_key(choice): [measure(trainer, choice, 0.0)]}

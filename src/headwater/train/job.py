@@ -100,9 +100,12 @@ class Job:
     def adopt(self, plan: Plan) -> None:
         """Go over to this plan from the next batch on, in the middle of an epoch, too: the batches stay the same.
 
-        Raises, and changes nothing, if the plan can't be carried out.
+        From then on the plan is pinned: links and nodes are no longer watched. Raises, and changes nothing, if the plan
+        can't be carried out.
         """
         self._source.adopt(plan)
+        if self._watch is not None:
+            self._watch.close()
 
     def close(self) -> None:
         """Hang up, and end the embedded node if there is one. The model stays as it is."""

@@ -154,6 +154,8 @@ class Watch:
                 down, up, latency_s = client.measure_link(MEASURE_S)
                 links.append(Link(down, up, latency_s))
             store = self._measure_store() if decision.rig.trainer_reads else None
+        if self._stopped.is_set():
+            return
         rig = replace(decision.rig, links=tuple(links), store_link=store, trainer_reads=store is not None)
         if rig.trainer_link is not None:
             rig = replace(rig, trainer_link=None)  # believed to be what limits all of them; seen again if it is
