@@ -123,7 +123,7 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
     (folder / "data").mkdir()
     master, volume, filer, s3 = _free_ports(4)
     command = [
-        program, "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+        program, f"-logdir={folder}", "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
         "-master.telemetry=false", "-master.volumeSizeLimitMB=32", "-volume.max=200",
         "-volume.preStopSeconds=0", "-s3", f"-s3.port={s3}", "-s3.port.iceberg=0", "-s3.port.lance=0",

@@ -53,7 +53,7 @@ def prepare(folder: Path, address: str) -> tuple[list[str], str, dict[str, str]]
     (folder / PORTS_FILE).write_text(json.dumps(list(ports.values())))
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     command = [
-        program, "server", f"-dir={folder / 'data'}", f"-ip={address}", f"-ip.bind={address}",
+        program, f"-logdir={folder}", "server", f"-dir={folder / 'data'}", f"-ip={address}", f"-ip.bind={address}",
         "-master.telemetry=false", "-master.volumeSizeLimitMB=256", "-volume.max=200", "-volume.preStopSeconds=0",
         "-s3", *(f"-{name}.port={port}" for name, port in ports.items()), "-s3.port.iceberg=0", "-s3.port.lance=0",
         f"-s3.config={folder / 's3.json'}",
