@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import queue
+import secrets
 import statistics
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ from typing import Any
 from rich.console import Console
 
 from bench import pictures
+from bench.peers import raydata
 from bench.peers.common import BATCH, BUCKET, MODELS, check_installed
 from bench.peers.prepare import ITS_OWN
 from bench.peers.stages import Bound, Stages, bound
@@ -87,7 +89,7 @@ def sweep(size: Size, quick: bool, console: Console) -> Result:
         console.print(f"objects: {', '.join(f'{side} {count}' for side, count in counts.items())}", style="dim")
         links = {rate: measure_link(up, rate, size.link_seconds) for rate in size.rates}
         stages = {model: measure_stages(up, env, model, num_classes, console) for model in size.models}
-        sides = [Side(up, name, about, env) for name in size.sides]
+        sides = [(RaySide if name == "ray" else Side)(up, name, about, env) for name in size.sides]
         points = []
         for model in size.models:
             for rate in size.rates:
@@ -131,6 +133,7 @@ class Side:
 
     def __init__(self, up: RigUp, name: str, about: dict[str, Any], env: dict[str, str]) -> None:
         self.name = name
+        self._up = up
         self._log = up.folder / f"side-{name}.log"
         with self._log.open("wb") as log:
             self._process = up.popen(
@@ -140,15 +143,32 @@ class Side:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
         self._tell(about)
-        self._up = False
+        self._is_up = False
 
     def ask(self, within_s: float = _ANSWERS_WITHIN_S, **command: Any) -> dict[str, Any]:
         """Give a command and wait for its answer."""
-        if not self._up:
+        if not self._is_up:
             self._hear(within_s)
-            self._up = True
+            self._is_up = True
         self._tell(command)
         return self._hear(within_s)
+
+    def open(self, model: str) -> dict[str, Any]:
+        return self.ask(do="open", model=model)
+
+    def measure(self, rate: float, seconds: float, epoch: int) -> dict[str, float]:
+        before = self._up.usage("trainer")
+        found = self.ask(do="measure", seconds=seconds, epoch=epoch)
+        used = self._up.usage("trainer").since(before)
+        return {
+            **found,
+            "images_per_s": found["images"] / found["seconds"],
+            "bytes_per_image": used.received_bytes / found["images"],
+            "cpu_s_per_image": used.cpu_s / found["images"],
+        }
+
+    def close(self) -> None:
+        self.ask(do="close")
 
     def _tell(self, what: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -175,6 +195,45 @@ class Side:
 
     def _fault(self, what: str) -> RigError:
         return RigError(f"the side {self.name} {what}; it wrote:\n{self._log.read_text(errors='replace')[-4000:]}")
+
+
+class RaySide(Side):
+    """Ray's process, and its cluster: up for one measurement at a time, since it is never quite idle."""
+
+    def __init__(self, up: RigUp, name: str, about: dict[str, Any], env: dict[str, str]) -> None:
+        self._head = up.address("trainer")
+        self._env = {**env, "RAY_HEAD": self._head, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._scratch = Path(about["scratch"])
+        super().__init__(up, name, about, self._env)
+
+    def open(self, model: str) -> dict[str, Any]:
+        self._model = model
+        return {}
+
+    def measure(self, rate: float, seconds: float, epoch: int) -> dict[str, float]:
+        up = self._up
+        up.set_rate("trainer", FAST)  # starting a cluster over a thin link is not what is measured
+        cluster = []
+        try:
+            for host in ("trainer", "storage"):
+                command = raydata.start_command(up.address(host), self._head, self._scratch)
+                with self._log.open("ab") as log:
+                    cluster.append(up.popen(host, command, env=self._env, stdout=log, stderr=log))
+                time.sleep(5)
+            self.ask(do="open", model=self._model)
+            up.set_rate("trainer", rate)
+            return super().measure(rate, seconds, epoch)
+        finally:
+            up.set_rate("trainer", FAST)
+            self.ask(do="close")
+            for process in cluster[::-1]:
+                process.terminate()
+            for process in cluster:
+                process.wait()
+            up.set_rate("trainer", rate)
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass
@@ -210,14 +269,14 @@ def measure_point(
     up.set_rate("trainer", rate)
     settle(up)
     for side in sides:
-        opened = side.ask(do="open", model=model)
+        opened = side.open(model)
         if side.name == "headwater":
             point.plan = opened
     for number in range(size.repeats):
         for side in sides if number % 2 == 0 else sides[::-1]:
             point.measured[side.name].append(measure(up, side, rate, number, size))
     for side in sides:
-        side.ask(do="close")
+        side.close()
     said = ", ".join(f"{name} {point.rate_of(name):.1f}" for name in point.measured)
     console.print(
         f"{TITLES[model]} at {rate:g} Mbit/s, pictures/s: {said}; bound {limit.per_s:.1f} "
@@ -231,15 +290,7 @@ def measure(up: RigUp, side: Side, rate: float, epoch: int, size: Size) -> dict[
     ships_jpegs = side.name in ITS_OWN
     seconds = size.thin_seconds if ships_jpegs and rate < 10 else size.seconds
     settle(up)
-    before = up.usage("trainer")
-    found = side.ask(do="measure", seconds=seconds, epoch=epoch)
-    used = up.usage("trainer").since(before)
-    return {
-        **found,
-        "images_per_s": found["images"] / found["seconds"],
-        "bytes_per_image": used.received_bytes / found["images"],
-        "cpu_s_per_image": used.cpu_s / found["images"],
-    }
+    return side.measure(rate, seconds, epoch)
 
 
 def settle(up: RigUp, quiet_s: float = 0.4, within_s: float = 60.0) -> None:

@@ -47,6 +47,7 @@ class Place:
     scratch: Path
     num_pictures: int
     num_classes: int
+    mbit_per_s: float = 1000.0  # of the link, for a side that is best tuned to it
 
     def url(self, side: str) -> str:
         return f"s3://{BUCKET}/{side}"

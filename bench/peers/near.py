@@ -20,8 +20,8 @@ class Near:
         self._node = node
         self._job: hw.Job | None = None
 
-    def open(self, learner: Learner) -> dict[str, Any]:
-        """Plan for the link as it is now; what was chosen and how long that took."""
+    def open(self, learner: Learner, mbit_per_s: float) -> dict[str, Any]:
+        """Plan for the link as it is now, whose rate it is not told; what was chosen and how long that took."""
         self.close()
         self._learner = learner
         start = time.perf_counter()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
+import random
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import obstore
 from obstore.store import from_url
@@ -25,7 +27,11 @@ def prepare(folder: str, sides: list[str]) -> dict[str, int]:
     listed = list_samples(folder)
     keys, labels = listed.keys.to_pylist(), listed.labels.tolist()
     samples = [(key, label, Path(folder, key).read_bytes()) for key, label in zip(keys, labels, strict=True)]
+    # As the peers' documents advise: what is packed together should be mixed before, so that an epoch can be read
+    # nearly in the order of the files.
+    random.Random(0).shuffle(samples)
     store = from_url(f"s3://{BUCKET}", client_options={"allow_http": True}, virtual_hosted_style_request=False)
+    await_writes(store)
     counts = {}
     for side in (side for side in sides if side in ITS_OWN):
         with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
@@ -35,5 +41,18 @@ def prepare(folder: str, sides: list[str]) -> dict[str, int]:
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(lambda file: obstore.put(store, f"{side}/{file.relative_to(root)}", file), files))  # noqa: B023
             counts[side] = len(files)
-            shutil.rmtree(root)
     return counts
+
+
+def await_writes(store: Any, within_s: float = 60.0) -> None:
+    """SeaweedFS answers before the part of it that holds the data has joined; until then every write fails."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            obstore.put(store, "first", b"")
+            obstore.delete(store, "first")
+            return
+        except obstore.exceptions.BaseError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)

@@ -2,7 +2,7 @@
 
 Takes commands as lines of JSON, first the side's `Place` (and the node's address), then:
 
-    {"do": "open", "model": NAME}                       build or plan what can be reused over epochs
+    {"do": "open", "model": NAME, "mbit_per_s": R}      build or plan what can be reused over epochs
     {"do": "measure", "seconds": S, "epoch": N}         train on epoch N from its start, for S seconds or to its end
     {"do": "close"}                                     let go of what is open
 
@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ class Peer:
         self._module = import_module(f"bench.peers.{FILES[side]}")
         self._place = place
 
-    def open(self, learner: Learner) -> dict[str, Any]:
+    def open(self, learner: Learner, mbit_per_s: float) -> dict[str, Any]:
         self._learner = learner
+        self._place = replace(self._place, mbit_per_s=mbit_per_s)
         if hasattr(self._module, "open_"):
             self._module.open_(self._place, learner)
         return {}
@@ -117,7 +119,7 @@ def main() -> None:
         if command["do"] == "open":
             learner = Learner(command["model"], place.num_classes)
             warm(learner)
-            answer(side.open(learner))
+            answer(side.open(learner, command["mbit_per_s"]))
         elif command["do"] == "measure":
             found, steps = measure(side, command["seconds"], command["epoch"])
             answer(found)
