@@ -16,10 +16,10 @@ from torch import Tensor
 
 from bench.peers.common import Learner, Place, in_batches
 
-# Requests under way: below which Mbit/s, how many. Threads only wait here, the reads run outside of Python. Many hide the
-# store's latency on a fast link, but crowd a thin one: at 2 Mbit/s, 16 of them gave 7.7 pictures/s, 4 gave 9.8 and 2 gave
-# 10.3; at 1000 Mbit/s 159, 126 and 62 (MobileNetV3-small, a shared machine). Decoding stays in the loop's own thread:
-# there is one core, and a thread beside it would only take turns.
+# Requests under way: below which Mbit/s, how many. Threads only wait here, the reads run outside of Python. Many hide
+# the store's latency on a fast link, but crowd a thin one: at 2 Mbit/s, 16 of them gave 9.2 pictures/s, 4 gave 9.8 and
+# 2 gave 10.3; at 1000 Mbit/s 159, 126 and 62 (MobileNetV3-small, a shared machine). Decoding stays in the loop's own
+# thread: there is one core, and a thread beside it would only take turns.
 READERS = ((10, 2), (50, 4), (float("inf"), 16))
 AHEAD = 128  # pictures under way or waiting: four steps, so that the link never rests while a step runs
 
