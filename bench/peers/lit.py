@@ -39,7 +39,7 @@ def prepare(samples: list[tuple[str, int, bytes]], folder: Path) -> None:
     writer.merge()
 
 
-def batches(place: Place, learner: Learner, epoch: int, workers: int = WORKERS) -> Iterable[tuple[Tensor, Tensor]]:
+def batches(place: Place, learner: Learner, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
     import litdata
     from litdata.streaming import downloader
 
@@ -61,7 +61,7 @@ def batches(place: Place, learner: Learner, epoch: int, workers: int = WORKERS) 
         max_cache_size="10GB",
         transform=partial(sample, learner),
     )
-    return litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=workers, collate_fn=collate)
+    return litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=WORKERS, collate_fn=collate)
 
 
 def sample(learner: Learner, item: dict[str, Any]) -> tuple[np.ndarray, int]:

@@ -14,11 +14,11 @@ from torch import Tensor
 from bench.peers.common import BATCH, Learner, Place, collate, declare_torchvision
 
 # A shard has to be there as a whole before its first picture is used: at 2 Mbit/s, the default of 64 MB would take four
-# minutes. At 1 MB (45 pictures) it is 4 s there, and on fast links requests are still few.
-SHARD_BYTES = 1 << 20
+# minutes. At 0.5 MB (22 pictures) it is 2 s there, and on fast links requests are still few.
+SHARD_BYTES = 1 << 19
 # The default shuffles over 262,144 pictures, so the first batch would need every shard. Blocks of about a shard and a
 # half mix neighbours, and the first batch comes early.
-SHUFFLE, SHUFFLE_BLOCK = "py1br", 64
+SHUFFLE, SHUFFLE_BLOCK = "py1br", 32
 AHEAD = 256  # pictures; the default is 8 batches, too
 WORKERS = 0
 
@@ -33,7 +33,7 @@ def prepare(samples: list[tuple[str, int, bytes]], folder: Path) -> None:
             writer.write({"jpeg": data, "label": label})
 
 
-def batches(place: Place, learner: Learner, epoch: int, workers: int = WORKERS) -> Iterable[tuple[Tensor, Tensor]]:
+def batches(place: Place, learner: Learner, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
     declare_torchvision()
     os.environ["S3_ENDPOINT_URL"] = place.endpoint
     from streaming import StreamingDataLoader, StreamingDataset
@@ -58,4 +58,4 @@ def batches(place: Place, learner: Learner, epoch: int, workers: int = WORKERS) 
         batch_size=BATCH,
         predownload=AHEAD,
     )
-    return StreamingDataLoader(data, batch_size=BATCH, num_workers=workers, collate_fn=collate)
+    return StreamingDataLoader(data, batch_size=BATCH, num_workers=WORKERS, collate_fn=collate)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from bench.peers.stages import Stages, bound
 
 STAGES = Stages(
