@@ -42,6 +42,7 @@ COLOURS = {
 }  # fmt: skip
 PEERS = ("webdataset", "litdata", "mosaic", "ray")
 FAST = 1000.0
+READS = 256  # pictures that are read to measure reading alone
 CLASSES = 100  # outputs of the head; the grocery pictures have 81 classes
 _ANSWERS_WITHIN_S = 300.0
 
@@ -56,12 +57,14 @@ class Size:
     repeats: int
     seconds: float  # of a measurement
     thin_seconds: float  # of one that ships JPEGs over less than 10 Mbit/s: three batches or more
-    link_seconds: float
+    peers_with: tuple[str, ...] = MODELS  # models that peers are measured with
+    thin_upload: bool = True  # whether a prefix is sent over the link as it is, or before it is thin
     models: tuple[str, ...] = MODELS
 
 
-FULL = Size(2640, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 3, 12, 20, 5)
-QUICK = Size(640, (1000, 2), ("plain", *PEERS[:-1], "headwater"), 1, 4, 6, 2)
+FULL = Size(2640, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 3, 12, 30)
+# Four minutes: peers with one model, and no minute in which a prefix crosses 2 Mbit/s.
+QUICK = Size(480, (1000, 2), ("plain", *PEERS[:-1], "headwater"), 1, 3, 5, peers_with=("mobilenet",), thin_upload=False)
 
 
 def run(*, quick: bool, console: Console) -> Result:
@@ -84,45 +87,57 @@ def sweep(size: Size, quick: bool, console: Console) -> Result:
         about = {"scratch": scratch, "num_pictures": size.num_pictures, "num_classes": CLASSES}
         node = up.start_node("storage", [f"s3://{BUCKET}"], env=env)
         about["node"] = node.address
+        # They import what they need on the trainer's core while the other one is busy with the upload.
+        sides = [(RaySide if name == "ray" else Side)(up, name, about, env) for name in size.sides]
         with console.status("uploading the pictures in every side's format"):
             counts = up.call("storage", "bench.peers.prepare:prepare", env=env, folder=str(folder), sides=size.sides)
         console.print(f"objects: {', '.join(f'{side} {count}' for side, count in counts.items())}", style="dim")
-        links = {rate: measure_link(up, rate, size.link_seconds) for rate in size.rates}
-        stages = {model: measure_stages(up, env, model, console) for model in size.models}
-        sides = [(RaySide if name == "ray" else Side)(up, name, about, env) for name in size.sides]
+        links = {rate: measure_link(up, rate) for rate in size.rates}
+        settle(up)
+        fetch = measure_fetch(up, env)
+        stages = {model: measure_stages(up, env, model, fetch, console) for model in size.models}
         points = []
         for model in size.models:
             for rate in size.rates:
                 limit = bound(stages[model], links[rate] * 1e6 / 8)
-                points.append(measure_point(up, sides, model, rate, limit, size, console))
+                there = [side for side in sides if side.name not in PEERS or model in size.peers_with]
+                points.append(measure_point(up, there, model, rate, limit, size, console))
     return result(points, stages, links, what, size, quick)
 
 
 # What is measured before the sweep
 
 
-def measure_link(up: RigUp, rate: float, seconds: float) -> float:
+def measure_link(up: RigUp, rate: float) -> float:
     up.set_rate("trainer", rate)
-    found = mbit_per_s(up, "storage", "trainer", seconds=seconds)
+    # Long at low rates: what the link lets through at once in the beginning should not count.
+    found = mbit_per_s(up, "storage", "trainer", seconds=6.0 if rate < 10 else 2.0)
     up.set_rate("trainer", FAST)
     return found
 
 
-def measure_stages(up: RigUp, env: dict[str, str], model: str, console: Console) -> Stages:
-    count = 256
+def measure_fetch(up: RigUp, env: dict[str, str]) -> dict[str, float]:
+    """What a read by the trainer costs it and the store."""
+    before = up.usage("store").cpu_s
+    found = up.call("trainer", "bench.peers.stages:fetch", env=env, count=READS)
+    store_s = (up.usage("store").cpu_s - before) / found.pop("num_reads")
+    return {**found, "store_s": store_s}
+
+
+def measure_stages(up: RigUp, env: dict[str, str], model: str, fetch: dict[str, float], console: Console) -> Stages:
     with console.status(f"measuring every stage of {TITLES[model]} alone"):
         here = up.call("trainer", "bench.peers.stages:trainer", env=env, model=model, num_classes=CLASSES)
         there = up.call(
-            "storage", "bench.peers.stages:storage", env=env, model=model, prefix=here.pop("prefix"), count=count
+            "storage", "bench.peers.stages:storage", env=env, model=model, prefix=here.pop("prefix"), count=READS
         )
-        before = up.usage("store").cpu_s
-        fetched = up.call("trainer", "bench.peers.stages:fetch", env=env, count=count)
-        store_s = (up.usage("store").cpu_s - before) / fetched.pop("num_reads")
-    cut = here.pop("cut")
-    stages = Stages(store_s=store_s, **here, **there, **fetched)
-    rates = {name: f"{1 / getattr(stages, name):.0f}" for name in stages.__annotations__ if name.endswith("_s")}
-    console.print(f"{TITLES[model]}, each stage alone, pictures/s: {rates}; features at {cut}", style="dim")
+    stages = Stages(cuts=tuple(map(tuple, here.pop("cuts"))), **here, **there, **fetch)
+    console.print(f"{TITLES[model]}, each stage alone, pictures/s: {alone(stages)}", style="dim")
     return stages
+
+
+def alone(stages: Stages) -> str:
+    names = (name for name in stages.__annotations__ if name.endswith("_s"))
+    return ", ".join(f"{name[:-2]} {1 / getattr(stages, name):,.0f}" for name in names)
 
 
 # The sweep
@@ -255,6 +270,9 @@ class Point:
     def vs_plain(self) -> float:
         return self.rate_of("headwater") / self.rate_of("plain")
 
+    def has_peers(self) -> bool:
+        return any(side in PEERS for side in self.measured)
+
     def vs_best_peer(self) -> float:
         return self.rate_of("headwater") / max(self.rate_of(side) for side in self.measured if side in PEERS)
 
@@ -266,9 +284,8 @@ def measure_point(
     up: RigUp, sides: list[Side], model: str, rate: float, limit: Bound, size: Size, console: Console
 ) -> Point:
     point = Point(model, rate, limit, {side.name: [] for side in sides})
-    up.set_rate("trainer", rate)
-    settle(up)
     for side in sides:
+        up.set_rate("trainer", rate, None if size.thin_upload else FAST)
         opened = side.open(model, rate)
         if side.name == "headwater":
             point.plan = opened
@@ -289,7 +306,10 @@ def measure_point(
 def measure(up: RigUp, side: Side, rate: float, epoch: int, size: Size) -> dict[str, float]:
     ships_jpegs = side.name in ITS_OWN
     seconds = size.thin_seconds if ships_jpegs and rate < 10 else size.seconds
+    # Some loaders go on downloading after they were told to end: on a fast link that is over sooner.
+    up.set_rate("trainer", FAST)
     settle(up)
+    up.set_rate("trainer", rate)
     return side.measure(rate, seconds, epoch)
 
 
@@ -324,7 +344,7 @@ def result(
     numbers = {f"speedup_{model}_2mbit": speedup(model) for model in size.models}
     numbers |= {
         "min_vs_plain": min(point.vs_plain() for point in points),
-        "min_vs_best_peer": min(point.vs_best_peer() for point in points),
+        "min_vs_best_peer": min(point.vs_best_peer() for point in points if point.has_peers()),
         "min_of_bound": min(point.of_bound() for point in points),
     }
     ends = [point for point in points if point.rate in (min(size.rates), max(size.rates))]
@@ -333,15 +353,14 @@ def result(
         f"of {size.seconds:g} s ({size.thin_seconds:g} s below 10 Mbit/s where JPEGs cross), medians",
         "images_per_s: whole steps ÷ the time from asking for the first batch to the end of the last step; "
         "steady_per_s: the same from the end of the first step on",
-        "plan_s is not in the rate: a plan and its prefix are used for all epochs; the prefix was exported before",
+        "plan_s is not in the rate: a plan and its prefix are used for all epochs; the prefix was exported before"
+        + ("" if size.thin_upload else ", and crossed a fast link"),
+        "plan: what crosses, where the model is cut, how rows travel; node batch/rows a chunk/chunks ahead",
         "every side runs the same step: frozen part in inference mode, channels-last, batch-norms folded, one thread",
         "payload measured on the link: " + ", ".join(f"{rate:g} → {got:.4g} Mbit/s" for rate, got in links.items()),
     ]
     for model, each in stages.items():
-        alone = ", ".join(
-            f"{name[:-2]} {1 / getattr(each, name):,.0f}" for name in each.__annotations__ if name.endswith("_s")
-        )
-        notes.append(f"{TITLES[model]}, each stage alone, pictures/s: {alone}")
+        notes.append(f"{TITLES[model]}, each stage alone, pictures/s: {alone(each)}")
     return Result(
         name="offload",
         quick=quick,
@@ -378,12 +397,10 @@ def case(point: Point, side: str) -> dict[str, Any]:
         found["steady_per_s"] = point.median(side, "steady_per_s")
     if side != "headwater":
         return found
-    plan = {key: value for key, value in point.plan.items() if key != "plan_s"}
     ratios = {"bound": point.limit.per_s, "of_bound": point.of_bound(), "vs_plain": point.vs_plain()}
-    if any(side in PEERS for side in point.measured):
+    if point.has_peers():
         ratios["vs_best_peer"] = point.vs_best_peer()
-    said = ", ".join(f"{key} {value}" for key, value in plan.items())
-    return {**found, **ratios, "plan_s": point.plan["plan_s"], "plan": said}
+    return {**found, **ratios, "plan_s": point.plan["plan_s"], "plan": point.plan["plan"]}
 
 
 def draw(points: list[Point], path: Path) -> None:
@@ -414,5 +431,5 @@ def draw(points: list[Point], path: Path) -> None:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("pictures/s, cold epoch")
-    axes[0][0].legend(frameon=False, loc="lower right", fontsize=9)
+    axes[0][-1].legend(frameon=False, loc="lower right", fontsize=9)
     figure.savefig(path, dpi=130)

@@ -35,15 +35,10 @@ class Near:
             **OPTIONS,
         )
         plan = self._job.plan
-        moves = "features" if plan.prefix == "storage" else "pixels" if plan.uses_storage else "nothing"
+        crosses = "features" if plan.prefix == "storage" else "pixels" if plan.uses_storage else "JPEGs"
         return {
             "plan_s": time.perf_counter() - start,
-            "moves": moves,
-            "cut": plan.cut_name,
-            "codec": plan.codec,
-            "node_batch": plan.node_batch,
-            "chunk_rows": plan.chunk_rows,
-            "prefetch": plan.prefetch,
+            "plan": f"{crosses} at {plan.cut_name}, {plan.codec}, {plan.node_batch}/{plan.chunk_rows}/{plan.prefetch}",
         }
 
     def start(self, epoch: int) -> Callable[[], Iterator[int]]:

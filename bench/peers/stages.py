@@ -39,7 +39,8 @@ class Stages:
     step_s: float  # trainer's core: the head's step
     jpeg_bytes: float
     pixel_bytes: float
-    feature_bytes: float  # as fp16
+    # (name, share of the frozen part's time in front of it, bytes of a row as fp16) of every cut that may be used
+    cuts: tuple[tuple[str, float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Bound:
 
 
 def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
-    """The best that any of three placements could give if everything overlapped and nothing else cost anything.
+    """The best that any placement could give if everything overlapped and nothing else cost anything.
 
     Each placement asks three resources for seconds a picture: the storage core (store and node), the link, and the
     trainer's core. Work on one resource adds up; different resources overlap. So a placement gives at most
@@ -60,7 +61,9 @@ def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
 
     - all on the trainer: JPEGs cross; the storage core serves, the trainer fetches, decodes, and runs the whole model;
     - pixels from the node: decoded pictures cross as bytes; the trainer runs the whole model;
-    - features from the node: the frozen part's output crosses as fp16; the trainer runs the head.
+    - features from the node, for each cut: what is alive there crosses as fp16; the node runs what is in front of it,
+      the trainer the rest. A cut in the middle uses both cores, and can beat the last one where the link is fast. What
+      it costs on either side is its share of the time of the whole frozen part, from one pass in eager PyTorch.
 
     Left out, since they are Headwater's own to keep small: requests, framing, row ids, sending and receiving.
     """
@@ -70,8 +73,10 @@ def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
     placements = {
         "all on the trainer": (s.store_s, s.jpeg_bytes, s.fetch_s + s.pixels_s + trains_s),
         "pixels from the node": (near_s, s.pixel_bytes, trains_s),
-        "features from the node": (near_s + s.near_floats_s + s.near_prefix_s, s.feature_bytes, s.step_s),
     }
+    for name, share, num_bytes in s.cuts:
+        storage_s = near_s + s.near_floats_s + share * s.near_prefix_s
+        placements[f"features at {name}"] = (storage_s, num_bytes, (1 - share) * s.forward_s + s.step_s)
     found = []
     for name, (storage_s, num_bytes, trainer_s) in placements.items():
         loads = {"storage core": storage_s, "link": num_bytes / link_bytes_per_s, "trainer's core": trainer_s}
@@ -119,8 +124,10 @@ def trainer(model: str, num_classes: int) -> dict[str, Any]:
 
     from bench.peers.common import Learner, keep_freed_memory
     from headwater.core.cut import smallest_cut
+    from headwater.core.profile import spread
     from headwater.model.capture import capture
     from headwater.model.cuts import cuts
+    from headwater.model.places import time_places
     from headwater.model.ship import ship
 
     keep_freed_memory()
@@ -137,10 +144,19 @@ def trainer(model: str, num_classes: int) -> dict[str, Any]:
     }
     captured = capture(learner.model, (torch.zeros(2, 3, 224, 224),))
     pixel_bytes = learner.transforms.pixel_spec.row_bytes
-    cut = smallest_cut(cuts(captured), "fp16", pixel_bytes)
-    num_values = sum(int(np.prod(spec.shape)) for spec in cut.boundary)
-    found |= {"pixel_bytes": pixel_bytes, "feature_bytes": 2 * num_values}
-    return {**found, "cut": cut.name, "prefix": str(ship(captured, cut).path)}
+    every = cuts(captured)
+    cut = smallest_cut(every, "fp16", pixel_bytes)
+    images = (torch.zeros(8, 3, 224, 224).contiguous(memory_format=torch.channels_last),)
+    shares = spread(1.0, time_places(captured, images, cut.index))
+    usable = [each for each in every[1 : cut.index + 1] if each.legal]
+    found |= {
+        "pixel_bytes": pixel_bytes,
+        "cuts": [
+            (each.name, shares[each.index], 2 * sum(int(np.prod(spec.shape)) for spec in each.boundary))
+            for each in usable
+        ],
+    }
+    return {**found, "prefix": str(ship(captured, cut).path)}
 
 
 def _read(count: int, passes: int = PASSES) -> tuple[float, list[Any]]:

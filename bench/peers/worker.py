@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from bench.peers.common import Learner, Place, keep_freed_memory
+from bench.peers.common import BATCH, Learner, Place, keep_freed_memory
 
 # side → its file
 FILES = {"plain": "plain", "webdataset": "wds", "litdata": "lit", "mosaic": "mosaic", "ray": "raydata"}
@@ -134,9 +134,7 @@ def main() -> None:
 
 def warm(learner: Learner) -> None:
     """The first step of a process is slow, whatever side it is."""
-    for size in (32, 32):
-        x = torch.zeros(size, 224, 224, 3, dtype=torch.uint8)
-        learner.train_step(x, torch.zeros(size, dtype=torch.int64))
+    learner.train_step(torch.zeros(BATCH, 224, 224, 3, dtype=torch.uint8), torch.zeros(BATCH, dtype=torch.int64))
 
 
 if __name__ == "__main__":

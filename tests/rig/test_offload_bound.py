@@ -19,20 +19,26 @@ STAGES = Stages(
     step_s=0.001,
     jpeg_bytes=20_000,
     pixel_bytes=150_000,
-    feature_bytes=2_500,
+    cuts=(("middle", 0.5, 60_000), ("last", 1.0, 2_500)),
 )
 
 
 def test_a_thin_link_is_the_limit_of_the_smallest_rows() -> None:
     found = bound(STAGES, 125_000)
     assert found.per_s == pytest.approx(125_000 / 2_500)
-    assert (found.placement, found.limited_by) == ("features from the node", "link")
+    assert (found.placement, found.limited_by) == ("features at last", "link")
 
 
-def test_a_fast_link_leaves_the_storage_core_as_the_limit() -> None:
-    found = bound(STAGES, 125e6)
+def test_without_a_cut_in_the_middle_the_storage_core_is_the_limit_of_a_fast_link() -> None:
+    found = bound(replace(STAGES, cuts=STAGES.cuts[1:]), 125e6)
     assert found.per_s == pytest.approx(1 / 0.016)
-    assert (found.placement, found.limited_by) == ("features from the node", "storage core")
+    assert (found.placement, found.limited_by) == ("features at last", "storage core")
+
+
+def test_a_cut_in_the_middle_uses_both_cores_where_the_link_is_fast() -> None:
+    found = bound(STAGES, 125e6)
+    assert found.per_s == pytest.approx(1 / 0.011)
+    assert (found.placement, found.limited_by) == ("features at middle", "trainer's core")
 
 
 def test_a_slow_storage_core_leaves_the_work_on_the_trainer() -> None:
