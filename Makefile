@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 DATA ?=
 
-.PHONY: help demo test test-all check lint bench clean
+.PHONY: help demo test test-all check lint bench peers clean
 
 help:
 	@echo "make demo      train a head twice, plainly and near the data (DATA=folder uses your class folders)"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-all  the tests and the slow sweeps"
 	@echo "make check     ruff, mypy, tests: what CI runs"
 	@echo "make bench     list the benchmarks; python -m bench NAME runs one"
+	@echo "make peers     install what bench offload compares with"
 
 # torch first and from its pin: a range would pull the newest build with all its accelerator packages.
 $(VENV)/torch: constraints.txt
@@ -45,6 +46,14 @@ check: lint test
 
 bench: $(VENV)/test
 	$(BIN)/python -m bench --list
+
+# mosaicml-streaming asks for older numpy and transformers than ours, and works with these.
+$(VENV)/peers: $(VENV)/test pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps mosaicml-streaming
+	@touch $@
+
+peers: $(VENV)/peers
 
 clean:
 	rm -rf $(VENV) build dist demo-out .mypy_cache .pytest_cache .ruff_cache .hypothesis

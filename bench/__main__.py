@@ -12,6 +12,7 @@ from rich.console import Console
 BENCHMARKS = {
     "path": "near-data pictures/s against a bare loop of Pillow and ONNX Runtime; bytes across against the JPEG's",
     "planner": "the planner's choice against every other cut, run for real on the rig: regret, error of the estimate",
+    "offload": "training over links of 2 to 1000 Mbit/s against the best plain loop, other loaders, and the bound",
 }
 
 

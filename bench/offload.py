@@ -1,0 +1,435 @@
+"""Training over a thin link: Headwater, the best plain loop, and the loaders that a user might pick instead.
+
+Claim: on a link of 2 Mbit/s a linear head on a frozen model trains at least 5 times (EfficientNet-lite0) and 12 times
+(MobileNetV3-small) as fast as the best plain PyTorch loop; on no link from 2 to 1000 Mbit/s is Headwater slower than
+the plain loop or than a peer; and it comes within 15 % of what the stages, measured one by one, allow.
+
+The store and the node share one core, the trainer has the other, behind the link. Every side trains the same model with
+the same step on the same JPEGs, from a process of its own that waits while others are measured. A measurement is the
+start of a cold epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import secrets
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench import pictures
+from bench.peers import raydata
+from bench.peers.common import BATCH, BUCKET, MODELS, check_installed
+from bench.peers.prepare import ITS_OWN
+from bench.peers.stages import Bound, Stages, bound
+from bench.result import Result
+from bench.rig import Host, Link, Rig, RigError, RigUp
+from bench.rig.python import python, python_env
+from bench.rig.traffic import mbit_per_s
+
+TITLES = {"lite0": "EfficientNet-lite0", "mobilenet": "MobileNetV3-small"}
+COLOURS = {
+    "headwater": "#1f77b4", "plain": "#444b54", "webdataset": "#e08214", "litdata": "#7b3294", "mosaic": "#1b9e77",
+    "ray": "#c51b7d",
+}  # fmt: skip
+PEERS = ("webdataset", "litdata", "mosaic", "ray")
+FAST = 1000.0
+READS = 256  # pictures that are read to measure reading alone
+CLASSES = 100  # outputs of the head; the grocery pictures have 81 classes
+_ANSWERS_WITHIN_S = 300.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    num_pictures: int
+    rates: tuple[float, ...]  # the fastest first: a prefix crosses while the link is fast, as it would have long ago
+    sides: tuple[str, ...]
+    repeats: int
+    seconds: float  # of a measurement
+    thin_seconds: float  # of one that ships JPEGs over less than 10 Mbit/s: three batches or more
+    peers_with: tuple[str, ...] = MODELS  # models that peers are measured with
+    thin_upload: bool = True  # whether a prefix is sent over the link as it is, or before it is thin
+    models: tuple[str, ...] = MODELS
+
+
+FULL = Size(2640, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 3, 12, 30)
+# Four minutes: peers with one model, and no minute in which a prefix crosses 2 Mbit/s.
+QUICK = Size(480, (1000, 2), ("plain", *PEERS[:-1], "headwater"), 1, 3, 5, peers_with=("mobilenet",), thin_upload=False)
+
+
+def run(*, quick: bool, console: Console) -> Result:
+    return sweep(QUICK if quick else FULL, quick, console)
+
+
+def sweep(size: Size, quick: bool, console: Console) -> Result:
+    check_installed(size.sides)
+    rig = Rig(
+        storage=(Host("storage", cores=(0,)),),
+        trainers=(Host("trainer", cores=(1,)),),
+        links={"trainer": Link(FAST)},
+        store=Host("store", cores=(0,)),
+    )
+    with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch, RigUp(rig) as up:
+        folder, what = pictures.folder(Path(scratch), size.num_pictures)
+        console.print(f"{what}; {', '.join(size.sides)}; {size.repeats} rounds of cold epochs")
+        store = up.start_store()
+        env = {**python_env(), **store.env, "XDG_CACHE_HOME": f"{scratch}/cache", "TMPDIR": scratch}
+        about = {"scratch": scratch, "num_pictures": size.num_pictures, "num_classes": CLASSES}
+        node = up.start_node("storage", [f"s3://{BUCKET}"], env=env)
+        about["node"] = node.address
+        # They import what they need on the trainer's core while the other one is busy with the upload.
+        sides = [(RaySide if name == "ray" else Side)(up, name, about, env) for name in size.sides]
+        with console.status("uploading the pictures in every side's format"):
+            counts = up.call("storage", "bench.peers.prepare:prepare", env=env, folder=str(folder), sides=size.sides)
+        console.print(f"objects: {', '.join(f'{side} {count}' for side, count in counts.items())}", style="dim")
+        links = {rate: measure_link(up, rate) for rate in size.rates}
+        settle(up)
+        fetch = measure_fetch(up, env)
+        stages = {model: measure_stages(up, env, model, fetch, console) for model in size.models}
+        points = []
+        for model in size.models:
+            for rate in size.rates:
+                limit = bound(stages[model], links[rate] * 1e6 / 8)
+                there = [side for side in sides if side.name not in PEERS or model in size.peers_with]
+                points.append(measure_point(up, there, model, rate, limit, size, console))
+    return result(points, stages, links, what, size, quick)
+
+
+# What is measured before the sweep
+
+
+def measure_link(up: RigUp, rate: float) -> float:
+    up.set_rate("trainer", rate)
+    # Long at low rates: what the link lets through at once in the beginning should not count.
+    found = mbit_per_s(up, "storage", "trainer", seconds=6.0 if rate < 10 else 2.0)
+    up.set_rate("trainer", FAST)
+    return found
+
+
+def measure_fetch(up: RigUp, env: dict[str, str]) -> dict[str, float]:
+    """What a read by the trainer costs it and the store."""
+    before = up.usage("store").cpu_s
+    found = up.call("trainer", "bench.peers.stages:fetch", env=env, count=READS)
+    store_s = (up.usage("store").cpu_s - before) / found.pop("num_reads")
+    return {**found, "store_s": store_s}
+
+
+def measure_stages(up: RigUp, env: dict[str, str], model: str, fetch: dict[str, float], console: Console) -> Stages:
+    with console.status(f"measuring every stage of {TITLES[model]} alone"):
+        here = up.call("trainer", "bench.peers.stages:trainer", env=env, model=model, num_classes=CLASSES)
+        there = up.call(
+            "storage", "bench.peers.stages:storage", env=env, model=model, prefix=here.pop("prefix"), count=READS
+        )
+    stages = Stages(cuts=tuple(map(tuple, here.pop("cuts"))), **here, **there, **fetch)
+    console.print(f"{TITLES[model]}, each stage alone, pictures/s: {alone(stages)}", style="dim")
+    return stages
+
+
+def alone(stages: Stages) -> str:
+    names = (name for name in stages.__annotations__ if name.endswith("_s"))
+    return ", ".join(f"{name[:-2]} {1 / getattr(stages, name):,.0f}" for name in names)
+
+
+# The sweep
+
+
+class Side:
+    """A side's process in the trainer's host."""
+
+    def __init__(self, up: RigUp, name: str, about: dict[str, Any], env: dict[str, str]) -> None:
+        self.name = name
+        self._up = up
+        self._log = up.folder / f"side-{name}.log"
+        with self._log.open("wb") as log:
+            self._process = up.popen(
+                "trainer", python("bench.peers.worker", name), env=env, text=True, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=log,
+            )  # fmt: skip
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        self._tell(about)
+        self._is_up = False
+
+    def ask(self, within_s: float = _ANSWERS_WITHIN_S, **command: Any) -> dict[str, Any]:
+        """Give a command and wait for its answer."""
+        if not self._is_up:
+            self._hear(within_s)
+            self._is_up = True
+        self._tell(command)
+        return self._hear(within_s)
+
+    def open(self, model: str, rate: float) -> dict[str, Any]:
+        return self.ask(do="open", model=model, mbit_per_s=rate)
+
+    def measure(self, rate: float, seconds: float, epoch: int) -> dict[str, float]:
+        before = self._up.usage("trainer")
+        found = self.ask(do="measure", seconds=seconds, epoch=epoch)
+        used = self._up.usage("trainer").since(before)
+        return {
+            **found,
+            "images_per_s": found["images"] / found["seconds"],
+            "bytes_per_image": used.received_bytes / found["images"],
+            "cpu_s_per_image": used.cpu_s / found["images"],
+        }
+
+    def close(self) -> None:
+        self.ask(do="close")
+
+    def _tell(self, what: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            print(json.dumps(what), file=self._process.stdin, flush=True)
+        except OSError:
+            raise self._fault("ended") from None
+
+    def _hear(self, within_s: float) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=within_s)
+        except queue.Empty:
+            raise self._fault(f"did not answer within {within_s:g} s") from None
+        if not line:
+            raise self._fault("ended")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _fault(self, what: str) -> RigError:
+        return RigError(f"the side {self.name} {what}; it wrote:\n{self._log.read_text(errors='replace')[-4000:]}")
+
+
+class RaySide(Side):
+    """Ray's process, and its cluster: up for one measurement at a time, since it is never quite idle."""
+
+    def __init__(self, up: RigUp, name: str, about: dict[str, Any], env: dict[str, str]) -> None:
+        self._head = up.address("trainer")
+        self._env = {**env, "RAY_HEAD": self._head, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._scratch = Path(about["scratch"])
+        super().__init__(up, name, about, self._env)
+
+    def open(self, model: str, rate: float) -> dict[str, Any]:
+        self._model = model
+        return {}
+
+    def measure(self, rate: float, seconds: float, epoch: int) -> dict[str, float]:
+        up = self._up
+        up.set_rate("trainer", FAST)  # starting a cluster over a thin link is not what is measured
+        cluster = []
+        try:
+            for host in ("trainer", "storage"):
+                command = raydata.start_command(up.address(host), self._head, self._scratch)
+                with self._log.open("ab") as log:
+                    cluster.append(up.popen(host, command, env=self._env, stdout=log, stderr=log))
+                time.sleep(5)
+            self.ask(do="open", model=self._model, mbit_per_s=rate)
+            up.set_rate("trainer", rate)
+            return super().measure(rate, seconds, epoch)
+        finally:
+            up.set_rate("trainer", FAST)
+            self.ask(do="close")
+            for process in cluster[::-1]:
+                process.terminate()
+            for process in cluster:
+                process.wait()
+            up.set_rate("trainer", rate)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Point:
+    """All sides at one rate with one model."""
+
+    model: str
+    rate: float
+    limit: Bound
+    measured: dict[str, list[dict[str, float]]]
+    plan: dict[str, Any] = field(default_factory=dict)
+
+    def median(self, side: str, key: str) -> float:
+        return statistics.median(each[key] for each in self.measured[side])
+
+    def rate_of(self, side: str) -> float:
+        return self.median(side, "images_per_s")
+
+    def vs_plain(self) -> float:
+        return self.rate_of("headwater") / self.rate_of("plain")
+
+    def has_peers(self) -> bool:
+        return any(side in PEERS for side in self.measured)
+
+    def vs_best_peer(self) -> float:
+        return self.rate_of("headwater") / max(self.rate_of(side) for side in self.measured if side in PEERS)
+
+    def of_bound(self) -> float:
+        return self.rate_of("headwater") / self.limit.per_s
+
+
+def measure_point(
+    up: RigUp, sides: list[Side], model: str, rate: float, limit: Bound, size: Size, console: Console
+) -> Point:
+    point = Point(model, rate, limit, {side.name: [] for side in sides})
+    for side in sides:
+        up.set_rate("trainer", rate, None if size.thin_upload else FAST)
+        opened = side.open(model, rate)
+        if side.name == "headwater":
+            point.plan = opened
+    for number in range(size.repeats):
+        for side in sides if number % 2 == 0 else sides[::-1]:
+            point.measured[side.name].append(measure(up, side, rate, number, size))
+    for side in sides:
+        side.close()
+    said = ", ".join(f"{name} {point.rate_of(name):.1f}" for name in point.measured)
+    console.print(
+        f"{TITLES[model]} at {rate:g} Mbit/s, pictures/s: {said}; bound {limit.per_s:.1f} "
+        f"({limit.placement}; {limit.limited_by})",
+        style="dim",
+    )
+    return point
+
+
+def measure(up: RigUp, side: Side, rate: float, epoch: int, size: Size) -> dict[str, float]:
+    ships_jpegs = side.name in ITS_OWN
+    seconds = size.thin_seconds if ships_jpegs and rate < 10 else size.seconds
+    # Some loaders go on downloading after they were told to end: on a fast link that is over sooner.
+    up.set_rate("trainer", FAST)
+    settle(up)
+    up.set_rate("trainer", rate)
+    return side.measure(rate, seconds, epoch)
+
+
+def settle(up: RigUp, quiet_s: float = 0.4, within_s: float = 60.0) -> None:
+    """Wait until nothing of an earlier measurement still comes over the link or runs on the trainer."""
+    deadline = time.monotonic() + within_s
+    earlier = up.usage("trainer")
+    while time.monotonic() < deadline:
+        time.sleep(quiet_s)
+        now = up.usage("trainer")
+        passed = now.since(earlier)
+        if passed.received_bytes < 2000 and passed.cpu_s < 0.1 * quiet_s:
+            return
+        earlier = now
+    raise RigError(f"the trainer's link did not come to rest within {within_s:g} s")
+
+
+# What comes out
+
+
+def result(
+    points: list[Point],
+    stages: dict[str, Stages],
+    links: dict[float, float],
+    what: str,
+    size: Size,
+    quick: bool,
+) -> Result:
+    def speedup(model: str) -> float:
+        return next(point.vs_plain() for point in points if (point.model, point.rate) == (model, min(size.rates)))
+
+    numbers = {f"speedup_{model}_2mbit": speedup(model) for model in size.models}
+    numbers |= {
+        "min_vs_plain": min(point.vs_plain() for point in points),
+        "min_vs_best_peer": min(point.vs_best_peer() for point in points if point.has_peers()),
+        "min_of_bound": min(point.of_bound() for point in points),
+    }
+    ends = [point for point in points if point.rate in (min(size.rates), max(size.rates))]
+    notes = [
+        f"{what}, batch {BATCH}; store and node on one core, trainer on the other; {size.repeats} rounds, cold epochs "
+        f"of {size.seconds:g} s ({size.thin_seconds:g} s below 10 Mbit/s where JPEGs cross), medians",
+        "images_per_s: whole steps ÷ the time from asking for the first batch to the end of the last step; "
+        "steady_per_s: the same from the end of the first step on",
+        "plan_s is not in the rate: a plan and its prefix are used for all epochs; the prefix was exported before"
+        + ("" if size.thin_upload else ", and crossed a fast link"),
+        "plan: what crosses, where the model is cut, how rows travel; node batch/rows a chunk/chunks ahead",
+        "every side runs the same step: frozen part in inference mode, channels-last, batch-norms folded, one thread",
+        "payload measured on the link: " + ", ".join(f"{rate:g} → {got:.4g} Mbit/s" for rate, got in links.items()),
+    ]
+    for model, each in stages.items():
+        notes.append(f"{TITLES[model]}, each stage alone, pictures/s: {alone(each)}")
+    return Result(
+        name="offload",
+        quick=quick,
+        numbers=numbers,
+        goals={
+            "speedup_lite0_2mbit": "≥ 5",
+            "speedup_mobilenet_2mbit": "≥ 12",
+            "min_vs_plain": "≥ 0.97",
+            "min_vs_best_peer": "≥ 1.0",
+            "min_of_bound": "≥ 0.85",
+        },
+        cases=[case(point, side) for point in points for side in point.measured],
+        bound="pictures/s that the stages, measured one by one, allow if they overlap fully: "
+        + "; ".join(
+            f"{TITLES[p.model]} at {p.rate:g} Mbit/s {p.limit.per_s:.1f} ({p.limit.placement})" for p in points
+        ),
+        limited_by="; ".join(f"{TITLES[p.model]} at {p.rate:g} Mbit/s: the {p.limit.limited_by}" for p in ends),
+        notes=notes,
+        draw=lambda path: draw(points, path),
+    )
+
+
+def case(point: Point, side: str) -> dict[str, Any]:
+    found = {
+        "model": point.model,
+        "mbit_per_s": point.rate,
+        "side": side,
+        **{
+            key: point.median(side, key)
+            for key in ("images_per_s", "bytes_per_image", "cpu_s_per_image", "memory_bytes", "images", "first_s")
+        },
+    }
+    if all("steady_per_s" in each for each in point.measured[side]):
+        found["steady_per_s"] = point.median(side, "steady_per_s")
+    if side != "headwater":
+        return found
+    ratios = {"bound": point.limit.per_s, "of_bound": point.of_bound(), "vs_plain": point.vs_plain()}
+    if point.has_peers():
+        ratios["vs_best_peer"] = point.vs_best_peer()
+    return {**found, **ratios, "plan_s": point.plan["plan_s"], "plan": point.plan["plan"]}
+
+
+def draw(points: list[Point], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter
+
+    models = list(dict.fromkeys(point.model for point in points))
+    figure, axes = pyplot.subplots(
+        1, len(models), figsize=(5.2 * len(models), 4), layout="constrained", sharey=True, squeeze=False
+    )
+    for axis, model in zip(axes[0], models, strict=True):
+        here = sorted((point for point in points if point.model == model), key=lambda point: point.rate)
+        rates = [point.rate for point in here]
+        axis.plot(rates, [point.limit.per_s for point in here], "--", color="#9aa5b1", label="bound", linewidth=1.5)
+        for side in here[0].measured:
+            ours = side == "headwater"
+            axis.plot(
+                rates, [point.rate_of(side) for point in here], "o-", color=COLOURS[side], label=side,
+                linewidth=2.4 if ours else 1.3, markersize=6 if ours else 4, zorder=3 if ours else 2,
+            )  # fmt: skip
+        axis.set(title=TITLES[model], xlabel="link, Mbit/s", xscale="log", yscale="log")
+        axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.minorticks_off()
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel("pictures/s, cold epoch")
+    axes[0][-1].legend(frameon=False, loc="lower right", fontsize=9)
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,191 @@
+"""What each stage of the work costs alone, on the core where a side would do it; and the bound that follows.
+
+Owns `Stages` and `bound`. The functions called in hosts of the rig measure one stage each, with nothing beside it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import obstore
+from obstore.store import from_url
+
+from bench.peers.common import BATCH, BUCKET, TRANSFORMS
+
+READERS = 16  # requests under way; as many as a node and the plain loop have
+PASSES = 3
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Seconds and bytes a picture; all measured in this run, each stage alone."""
+
+    near_read_s: float  # storage core: the store and who reads from it
+    near_pixels_s: float  # storage core: decode and resize
+    near_floats_s: float  # storage core
+    near_prefix_s: float  # storage core: ONNX Runtime, one thread
+    store_s: float  # storage core: the store, for a picture that the trainer reads
+    fetch_s: float  # trainer's core
+    pixels_s: float  # trainer's core
+    forward_s: float  # trainer's core: floats and the frozen part in eager PyTorch
+    step_s: float  # trainer's core: the head's step
+    jpeg_bytes: float
+    pixel_bytes: float
+    # (name, share of the frozen part's time in front of it, bytes of a row as fp16) of every cut that may be used
+    cuts: tuple[tuple[str, float, float], ...]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The most pictures a second that any placement allows, by which placement, and what it keeps busy all the time."""
+
+    per_s: float
+    placement: str
+    limited_by: str
+
+
+def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
+    """The best that any placement could give if everything overlapped and nothing else cost anything.
+
+    Each placement asks three resources for seconds a picture: the storage core (store and node), the link, and the
+    trainer's core. Work on one resource adds up; different resources overlap. So a placement gives at most
+    1 ÷ (the largest of its three sums), and the bound is the best placement's:
+
+    - all on the trainer: JPEGs cross; the storage core serves, the trainer fetches, decodes, and runs the whole model;
+    - pixels from the node: decoded pictures cross as bytes; the trainer runs the whole model;
+    - features from the node, for each cut: what is alive there crosses as fp16; the node runs what is in front of it,
+      the trainer the rest. A cut in the middle uses both cores, and can beat the last one where the link is fast. What
+      it costs on either side is its share of the time of the whole frozen part, from one pass in eager PyTorch.
+
+    Left out, since they are Headwater's own to keep small: requests, framing, row ids, sending and receiving.
+    """
+    s = stages
+    trains_s = s.forward_s + s.step_s
+    near_s = s.near_read_s + s.near_pixels_s
+    placements = {
+        "all on the trainer": (s.store_s, s.jpeg_bytes, s.fetch_s + s.pixels_s + trains_s),
+        "pixels from the node": (near_s, s.pixel_bytes, trains_s),
+    }
+    for name, share, num_bytes in s.cuts:
+        storage_s = near_s + s.near_floats_s + share * s.near_prefix_s
+        placements[f"features at {name}"] = (storage_s, num_bytes, (1 - share) * s.forward_s + s.step_s)
+    found = []
+    for name, (storage_s, num_bytes, trainer_s) in placements.items():
+        loads = {"storage core": storage_s, "link": num_bytes / link_bytes_per_s, "trainer's core": trainer_s}
+        limit = max(loads, key=lambda resource: loads[resource])
+        found.append(Bound(1 / loads[limit], name, limit))
+    return max(found, key=lambda each: each.per_s)
+
+
+def storage(model: str, prefix: str, count: int) -> dict[str, float]:
+    """Runs in the storage host, unshaped: reads, decodes and infers, one after the other."""
+    import onnxruntime as ort
+
+    transforms = TRANSFORMS[model]
+    read_s, data = _read(count)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = ort.InferenceSession(Path(prefix).read_bytes(), options, providers=["CPUExecutionProvider"])
+    (name,) = (each.name for each in session.get_inputs())
+    pixels = np.stack([transforms.pixels(each, "") for each in data[:BATCH]])
+    rows = transforms.finish(pixels)
+    return {
+        "near_read_s": read_s,
+        "near_pixels_s": _median_s(lambda: [transforms.pixels(each, "") for each in data[:BATCH]]) / BATCH,
+        "near_floats_s": _median_s(lambda: transforms.finish(pixels, rows)) / BATCH,
+        # The faster of the two sizes that a node would take.
+        "near_prefix_s": min(
+            _median_s(lambda size=size: session.run(None, {name: rows[:size]})) / size for size in (BATCH // 2, BATCH)
+        ),
+    }
+
+
+def fetch(count: int) -> dict[str, float]:
+    """Runs in the trainer's host on a fast link: the CPU that a read takes there."""
+    _read(BATCH)  # connections
+    cpu = time.process_time()
+    _, data = _read(count, passes=1)
+    fetch_s = (time.process_time() - cpu) / count
+    num_reads = BATCH * (PASSES + 1) + count
+    return {"fetch_s": fetch_s, "num_reads": num_reads, "jpeg_bytes": sum(map(len, data)) / count}
+
+
+def trainer(model: str, num_classes: int) -> dict[str, Any]:
+    """Runs in the trainer's host: decode, the frozen part, the head's step; and the prefix as a node would get it."""
+    import torch
+
+    from bench.peers.common import Learner, keep_freed_memory
+    from headwater.core.cut import smallest_cut
+    from headwater.core.profile import spread
+    from headwater.model.capture import capture
+    from headwater.model.cuts import cuts
+    from headwater.model.places import time_places
+    from headwater.model.ship import ship
+
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    learner = Learner(model, num_classes)
+    _, data = _read(BATCH)
+    x = torch.from_numpy(np.stack([learner.pixels(each) for each in data]))
+    y = torch.zeros(BATCH, dtype=torch.int64)
+    features = learner.frozen(x)
+    found = {
+        "pixels_s": _median_s(lambda: [learner.pixels(each) for each in data]) / BATCH,
+        "forward_s": _median_s(lambda: learner.frozen(x)) / BATCH,
+        "step_s": _median_s(lambda: learner.train_step(features, y)) / BATCH,
+    }
+    captured = capture(learner.model, (torch.zeros(2, 3, 224, 224),))
+    pixel_bytes = learner.transforms.pixel_spec.row_bytes
+    every = cuts(captured)
+    cut = smallest_cut(every, "fp16", pixel_bytes)
+    images = (torch.zeros(8, 3, 224, 224).contiguous(memory_format=torch.channels_last),)
+    shares = spread(1.0, time_places(captured, images, cut.index))
+    usable = [each for each in every[1 : cut.index + 1] if each.legal]
+    found |= {
+        "pixel_bytes": pixel_bytes,
+        "cuts": [
+            (each.name, shares[each.index], 2 * sum(int(np.prod(spec.shape)) for spec in each.boundary))
+            for each in usable
+        ],
+    }
+    return {**found, "prefix": str(ship(captured, cut).path)}
+
+
+def _read(count: int, passes: int = PASSES) -> tuple[float, list[Any]]:
+    """Seconds a picture, many reads at once; and the pictures."""
+    store, keys = _listed()
+    keys = (keys * -(-count // len(keys)))[:count]
+    data: list[Any] = []
+    with ThreadPoolExecutor(READERS) as pool:
+
+        def read() -> None:
+            data[:] = pool.map(lambda key: store.get(key).bytes(), keys)
+
+        return _median_s(read, passes) / len(keys), data
+
+
+@lru_cache
+def _listed() -> tuple[Any, list[str]]:
+    url = f"s3://{BUCKET}/plain"
+    store = from_url(url, client_options={"allow_http": True}, virtual_hosted_style_request=False)
+    return store, [meta["path"] for page in obstore.list(store) for meta in page]
+
+
+def _median_s(work: Callable[[], Any], passes: int = PASSES) -> float:
+    """Of one run; a first one warms up, unless there is only one."""
+    if passes > 1:
+        work()
+    taken = []
+    for _ in range(passes):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)

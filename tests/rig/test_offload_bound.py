@@ -1,0 +1,53 @@
+"""The bound of `bench offload`: plain arithmetic on measured stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from bench.peers.stages import Stages, bound
+
+STAGES = Stages(
+    near_read_s=0.001,
+    near_pixels_s=0.003,
+    near_floats_s=0.0,
+    near_prefix_s=0.012,
+    store_s=0.001,
+    fetch_s=0.001,
+    pixels_s=0.003,
+    forward_s=0.020,
+    step_s=0.001,
+    jpeg_bytes=20_000,
+    pixel_bytes=150_000,
+    cuts=(("middle", 0.5, 60_000), ("last", 1.0, 2_500)),
+)
+
+
+def test_a_thin_link_is_the_limit_of_the_smallest_rows() -> None:
+    found = bound(STAGES, 125_000)
+    assert found.per_s == pytest.approx(125_000 / 2_500)
+    assert (found.placement, found.limited_by) == ("features at last", "link")
+
+
+def test_without_a_cut_in_the_middle_the_storage_core_is_the_limit_of_a_fast_link() -> None:
+    found = bound(replace(STAGES, cuts=STAGES.cuts[1:]), 125e6)
+    assert found.per_s == pytest.approx(1 / 0.016)
+    assert (found.placement, found.limited_by) == ("features at last", "storage core")
+
+
+def test_a_cut_in_the_middle_uses_both_cores_where_the_link_is_fast() -> None:
+    found = bound(STAGES, 125e6)
+    assert found.per_s == pytest.approx(1 / 0.011)
+    assert (found.placement, found.limited_by) == ("features at middle", "trainer's core")
+
+
+def test_a_slow_storage_core_leaves_the_work_on_the_trainer() -> None:
+    found = bound(replace(STAGES, near_prefix_s=1.0, near_pixels_s=1.0), 125e6)
+    assert found.per_s == pytest.approx(1 / 0.025)
+    assert (found.placement, found.limited_by) == ("all on the trainer", "trainer's core")
+
+
+def test_pixels_from_the_node_win_where_the_link_is_free_and_the_model_light() -> None:
+    found = bound(replace(STAGES, forward_s=0.004, pixels_s=0.010, near_prefix_s=0.1), 125e6)
+    assert found.per_s == pytest.approx(1 / 0.005)
+    assert found.placement == "pixels from the node"
