@@ -8,6 +8,8 @@ from importlib import import_module
 
 from rich.console import Console
 
+from bench.rig import RigError
+
 # name → what it claims
 BENCHMARKS = {
     "path": "near-data pictures/s against a bare loop of Pillow and ONNX Runtime; bytes across against the JPEG's",
@@ -28,7 +30,11 @@ def main() -> int:
             print(f"{name:10} {claim}")
         return 0
     console = Console(stderr=arguments.json)
-    result = import_module(f"bench.{arguments.name}").run(quick=arguments.quick, console=console)
+    try:
+        result = import_module(f"bench.{arguments.name}").run(quick=arguments.quick, console=console)
+    except RigError as error:
+        print(f"RigError: {error}", file=sys.stderr)
+        return 1
     result.show(console)
     for path in result.keep():
         console.print(f"written: {path.relative_to(path.parents[2])}")

@@ -218,6 +218,7 @@ class RaySide(Side):
     def __init__(self, up: RigUp, name: str, about: dict[str, Any], env: dict[str, str]) -> None:
         self._head = up.address("trainer")
         self._env = {**env, "RAY_HEAD": self._head, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._env["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
         self._scratch = Path(about["scratch"])
         super().__init__(up, name, about, self._env)
 
@@ -359,6 +360,10 @@ def result(
         "every side runs the same step: frozen part in inference mode, channels-last, batch-norms folded, one thread",
         "payload measured on the link: " + ", ".join(f"{rate:g} → {got:.4g} Mbit/s" for rate, got in links.items()),
     ]
+    if "ray" in size.sides:
+        notes.append(
+            "Ray's clock starts when its first batch is there: its actor starts anew with each epoch, for seconds"
+        )
     for model, each in stages.items():
         notes.append(f"{TITLES[model]}, each stage alone, pictures/s: {alone(each)}")
     return Result(

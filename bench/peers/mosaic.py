@@ -59,3 +59,13 @@ def batches(place: Place, learner: Learner, epoch: int) -> Iterable[tuple[Tensor
         predownload=AHEAD,
     )
     return StreamingDataLoader(data, batch_size=BATCH, num_workers=WORKERS, collate_fn=collate)
+
+
+def close() -> None:
+    """It leaves named shared memory behind, which outlives the process."""
+    import gc
+
+    from streaming.base.util import clean_stale_shared_memory
+
+    gc.collect()
+    clean_stale_shared_memory()

@@ -32,10 +32,14 @@ def prepare(samples: list[tuple[str, int, bytes]], folder: Path) -> None:
         path.write_bytes(data)
 
 
+def open_bucket(url: str) -> Any:
+    return from_url(url, client_options={"allow_http": True}, virtual_hosted_style_request=False)
+
+
 @lru_cache
 def listing(url: str) -> tuple[Any, list[str], list[int]]:
     """The store, its keys and their labels; listed once, as a script would before its first epoch."""
-    store = from_url(url, client_options={"allow_http": True}, virtual_hosted_style_request=False)
+    store = open_bucket(url)
     keys = sorted(meta["path"] for page in obstore.list(store) for meta in page)
     classes = sorted({key.partition("/")[0] for key in keys})
     return store, keys, [classes.index(key.partition("/")[0]) for key in keys]
