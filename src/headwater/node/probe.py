@@ -22,7 +22,7 @@ import numpy as np
 
 from headwater.core import codecs
 from headwater.core.draw import Draw
-from headwater.core.spec import row_bytes
+from headwater.core.spec import TensorSpec
 from headwater.data import wire
 from headwater.data.extract import Extractor
 from headwater.data.store import Store, open_store
@@ -61,11 +61,11 @@ def probe(chunk: wire.Chunk, model: bytes | None) -> dict[str, Any]:
         raise BadSampleError(chunk.samples[0].key, f"none of {len(chunk.samples)} samples could be decoded")
     found["decode_s"] = decode_s / len(pixels)
     rows = np.stack([pixels[number % len(pixels)] for number in range(want.node_batch)])
-    tensors: Any = [rows]
+    values: Any = rows
     if model is not None:
-        found["finish_s"], inputs = _per_row(lambda: want.transforms.finish(rows), len(rows))
-        tensors = _probe_prefix(found, model, inputs, want)
-    found["encode_s_per_byte"] = _probe_codecs(chunk, tensors)
+        found["finish_s"], values = _per_row(lambda: want.transforms.finish(rows), len(rows))
+        _probe_prefix(found, model, values, want)
+    found["encode_s_per_byte"] = _probe_codecs(values)
     found["pipeline_s"], found["pipeline_cpu_s"] = _probe_pipeline(chunk, store, model)
     return found
 
@@ -96,28 +96,27 @@ def _probe_pipeline(chunk: wire.Chunk, store: Store, model: bytes | None) -> tup
     return min(runs)  # others may use the core now and then: the shortest counts
 
 
-def _probe_prefix(found: dict[str, Any], model: bytes, inputs: np.ndarray, want: wire.Extraction) -> Any:
+def _probe_prefix(found: dict[str, Any], model: bytes, inputs: np.ndarray, want: wire.Extraction) -> None:
     before = _resident_bytes()
     engine = Engine(model, want.outputs)
     found["fixed_bytes"] = max(0, _resident_bytes() - before)
     engine.run(inputs[:1], want.boundary)  # lays out memory once, whatever the batch
     before = _reset_peak()
-    tensors = engine.run(inputs, want.boundary)
+    engine.run(inputs, want.boundary)
     found["row_bytes"] = max(0, _peak_bytes() - before) // len(inputs)
-    found["prefix_s"], tensors = _per_row(lambda: engine.run(inputs, want.boundary), len(inputs), MEASURE_S)
+    found["prefix_s"], _ = _per_row(lambda: engine.run(inputs, want.boundary), len(inputs), MEASURE_S)
     with tempfile.TemporaryDirectory(prefix="headwater-probe-") as folder:
         found["kernels"] = Engine(model, want.outputs, profile=str(Path(folder) / "run")).kernels(inputs)
-    return tensors
 
 
-def _probe_codecs(chunk: wire.Chunk, tensors: Any) -> dict[str, float]:
-    want = chunk.extraction
-    ids = np.arange(len(tensors[0]))
-    num_bytes = row_bytes(want.boundary) * len(ids)
+def _probe_codecs(rows: np.ndarray) -> dict[str, float]:
+    """On the model's inputs: of the same size as what crosses early, and of a common range of values."""
+    boundary = (TensorSpec("rows", rows.shape[1:], str(rows.dtype)),)
+    ids, num_bytes = np.arange(len(rows)), rows.nbytes
     costs = {}
     for name in codecs.CODECS:
         try:
-            seconds, _ = _per_row(lambda name=name: wire.pack_rows(name, want.boundary, ids, tensors), 1)  # type: ignore[misc]
+            seconds, _ = _per_row(lambda name=name: wire.pack_rows(name, boundary, ids, [rows]), 1)  # type: ignore[misc]
         except HeadwaterError:
             continue  # values that this codec can't hold: it is not for this model
         costs[name] = seconds / num_bytes
