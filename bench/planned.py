@@ -55,19 +55,20 @@ class Trainer:
         }
 
     def rate(self, plan: dict[str, Any], at_least_s: float, at_most_s: float, num_chunks: int) -> dict[str, float]:
-        """Rows a second under this plan once it flows: from the arrival of one chunk to that of a later one.
+        """Rows a second under this plan once it flows: from one chunk that the loop takes to a later one.
 
-        Stops after `num_chunks` of these and `at_least_s`, or after `at_most_s`; what has not come by then counts as
-        an upper bound of the rate.
+        The lower of what the loop took and what arrived counts: chunks that were made ahead are taken faster than they
+        are made, and chunks that nobody takes yet arrive faster than they will be. Stops after `num_chunks` and
+        `at_least_s`, or after `at_most_s`; what has not come by then counts as an upper bound of the rate.
         """
         job = self._job
         assert job is not None
         job.adopt(hw.Plan.from_json(plan))
         counts = job.counts
         begin, cpu = time.perf_counter(), time.process_time()
-        arrivals: list[tuple[float, int]] = []
+        arrivals: list[tuple[float, int, int]] = []
         rows_before = seen = counts.num_rows
-        skip = min(job.plan.prefetch, 4)  # the first ones are made together, and say nothing about the flow
+        skip = 2  # the first chunks wait for each other
         batches = iter(job.loader)
         for x, y in batches:
             loss = cross_entropy(job.model(x), y)
@@ -77,7 +78,7 @@ class Trainer:
             now = time.perf_counter() - begin
             if counts.num_rows != seen:
                 seen = counts.num_rows
-                arrivals.append((now, seen - rows_before))
+                arrivals.append((now, seen - rows_before, counts.num_arrived))
             enough = len(arrivals) > skip + num_chunks and now - arrivals[skip][0] >= at_least_s
             if enough or now > at_most_s:
                 break
@@ -86,7 +87,7 @@ class Trainer:
         if len(used) < 2:
             rate = (arrivals[-1][1] if arrivals else BATCH) / max(time.perf_counter() - begin, 1e-9)
             return {"rate": rate, "is_bound": True, "cpu_s": time.process_time() - cpu}
-        rate = (used[-1][1] - used[0][1]) / (used[-1][0] - used[0][0])
+        rate = min(used[-1][kind] - used[0][kind] for kind in (1, 2)) / (used[-1][0] - used[0][0])
         return {"rate": rate, "is_bound": False, "cpu_s": time.process_time() - cpu, "fill_s": arrivals[0][0]}
 
     def close(self) -> None:

@@ -45,10 +45,13 @@ class Feed:
         *,
         per_worker: int,
         patience_s: float,
+        arrived: Callable[[Reply], None] = lambda reply: None,
     ) -> None:
+        """`arrived` is told of every reply when it comes, in whatever order."""
         self._workers = workers
         self._chunk = chunk
         self._patience_s = patience_s
+        self._arrived = arrived
         window = (per_worker + 1) * len(workers) + 1
         self._machine = Dispatch(num_chunks, window=window, per_node=per_worker)
         self._wake = threading.Condition()
@@ -154,6 +157,7 @@ class Feed:
                 self._went_wrong(name, chunk, HeadwaterError(f"unexpected {type(error).__name__}: {error}"))
             else:
                 with self._wake:
+                    self._arrived(reply)
                     self._carry_out(self._machine.finished(name, chunk), reply)
 
     def _went_wrong(self, name: str, chunk: int, error: HeadwaterError) -> None:

@@ -47,7 +47,8 @@ Finish = Callable[[list[np.ndarray], np.ndarray], Any]
 class Counts:
     """What a job has moved so far, and how long its loop stood waiting for it; measured."""
 
-    num_rows: int = 0
+    num_rows: int = 0  # that the loop has taken
+    num_arrived: int = 0  # that have come, taken or not
     num_bytes: int = 0  # requests and rows, as handed to the wire and before any compression there
     num_chunks: int = 0
     waited_s: float = 0.0
@@ -210,9 +211,12 @@ class Source:
         if carried.inline is not None:
             return self._inline(carried.inline, carried.version, (chunk(index) for index in range(len(chunks))))
         feed = Feed(carried.workers, len(chunks), chunk, per_worker=carried.plan.prefetch,
-                    patience_s=self._setting.patience_s)  # fmt: skip
+                    patience_s=self._setting.patience_s, arrived=self._note_arrival)  # fmt: skip
         self._feeds.add(feed)
         return iter(feed)
+
+    def _note_arrival(self, reply: Reply) -> None:
+        self._setting.counts.num_arrived += int(reply.good.sum())
 
     def _inline(self, worker: InlineWorker, version: int, chunks: Iterator[Chunk]) -> Iterator[Reply]:
         for chunk in chunks:
