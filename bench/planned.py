@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 
 import headwater as hw
 from bench import models
-from headwater.core.cut import offered_cuts
 from headwater.core.loads import JobSize
 from headwater.core.search import search
 
@@ -42,7 +41,7 @@ class Trainer:
         taken_s = time.perf_counter() - start
         measured = self._job.measured
         assert measured is not None
-        every = offered_cuts(self._job.cuts)
+        every = measured.offered
         size = JobSize(len(self._job.samples), BATCH, counts_setup=False)
         ranking = search(every, measured.profile, measured.rig, size, codecs=tuple(dict.fromkeys(("raw", codec))),
                          keep=10_000)  # fmt: skip

@@ -98,7 +98,7 @@ def draw(job: Job, path: Path) -> None:
 
     assert job.measured is not None
     size = JobSize(len(job.samples), 1)
-    estimates = sweep(job.cuts, job.measured.profile, job.measured.rig, size, like=job.plan)
+    estimates = sweep(job.measured.cuts, job.measured.profile, job.measured.rig, size, like=job.plan)
     estimates = tuple(
         each for each in estimates if not job.cuts[each.plan.cut].name.count("/") or each.plan == job.plan
     )

@@ -49,8 +49,6 @@ def profile(
 
 def show(job: Job, console: Console) -> None:
     """What was measured, in milliseconds of one core."""
-    from headwater.core.cut import offered_cuts
-
     assert job.measured is not None
     known, rig = job.measured.profile, job.measured.rig
     node, trainer, sizes = known.node, known.trainer, known.sizes
@@ -63,7 +61,7 @@ def show(job: Job, console: Console) -> None:
     table.add_row("to the model's floats", f"{1e3 * node.finish_s:.2f}", f"{1e3 * trainer.finish_s:.2f}")
     table.add_row("take a row from the wire", "", f"{1e3 * trainer.receive_s_per_row:.2f}")
     console.print(table)
-    console.print(_cuts(known, offered_cuts(job.cuts)))
+    console.print(_cuts(known, job.measured.offered))
     for device, link in zip(rig.nodes, rig.links, strict=True):
         down, up = (f"{rate * 8e-6:,.1f}" for rate in (link.down_bytes_per_s, link.up_bytes_per_s))
         console.print(f"{device.name}: {device.cores:g} cores; link {down} Mbit/s from it, {up} to it, "

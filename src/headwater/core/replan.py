@@ -6,10 +6,11 @@ caller searches again, asks `worth_switching`, and tells the plan it goes on wit
 
 What holds (tests/core/test_replan.py explores it exhaustively):
 1. A rate within a quarter of what is believed never leads to a decision, nor does one window alone.
-2. After a decision the new rate is what is believed: the same rate, sustained, leads to no second one.
+2. After a decision the new rate is what is believed: the same rate, sustained, leads to no second one, unless it is
+   measured anew (`believe`) and found to be as before.
 3. Between two decisions at least `min_chunks` chunks pass; twice as many after each that left the plan as it was.
-4. A rate that is lower only because nobody asked for more (the trainer did not wait) or because there was no more to
-   carry (the node made no more) is not taken for a slow link.
+4. A rate that is lower only because nobody asked for more (the trainer did not wait), because there was no more to
+   carry (the node made no more) or because the run was never meant to fill the link is not taken for a slow link.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from headwater.core.cost import Estimate
 from headwater.core.cut import Cut
-from headwater.core.loads import JobSize, Pricing, most
+from headwater.core.loads import LINK_DOWN, JobSize, Pricing, most
 from headwater.core.plan import Plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Device, Link, Rig
@@ -92,8 +93,10 @@ class Replanner:
         rig: Rig,
         *,
         min_chunks: int = MIN_CHUNKS,
+        batch_size: int = 32,
     ) -> None:
         assert min_chunks >= 1
+        self._batch_size = batch_size
         self._cuts = tuple(cuts)
         self._profile = profile
         self._min_chunks = self._pause = min_chunks
@@ -126,11 +129,15 @@ class Replanner:
         """What the plan should do on the rig as it is believed to be."""
         self._streaks.clear()
         # How many samples there are does not matter for what one costs.
-        pricing = Pricing(self._cuts, self._profile, self._rig, JobSize(1 << 40, 1 << 10))
+        pricing = Pricing(self._cuts, self._profile, self._rig, JobSize(1 << 40, self._batch_size))
         choice = pricing.choice(self._plan)
         self._work = pricing.work(self._plan, choice)
         loads = pricing.price(self._plan, choice).loads
-        self._bytes_per_s = self._work.down_bytes / most(*(s for _, _, s in loads))
+        steady_s = most(*(s for _, _, s in loads))
+        self._bytes_per_s = self._work.down_bytes / steady_s
+        # Of each node's link, how much of its time the run should keep it busy.
+        self._link_share = {name: s / steady_s for kind, each, s in loads if kind == LINK_DOWN and each is not None
+                            for name in each.names}  # fmt: skip
 
     def row_costs(self) -> tuple[float, float]:
         """CPU-seconds on a node for one row under the plan: for decoding and inference, and for everything."""
@@ -169,7 +176,9 @@ class Replanner:
                 believed_made = device.capacity / self._work.node_s if self._work.node_s > 0 else float("inf")
                 supply = (believed_made if made is None else made) * self._work.down_bytes
                 least, most = self._believed_down(link)
-                if carried >= least or supply > carried * (1 + TOLERANCE):
+                expected = min(least, self._link_share[device.name] * link.down_bytes_per_s)
+                short = carried < expected * (1 - TOLERANCE) and supply > carried * (1 + TOLERANCE)
+                if carried >= least or short:
                     found["link", device.name] = max(carried / most, min(carried / least, 1.0))
         return found
 

@@ -1,7 +1,7 @@
 """The planner: which plan to carry out.
 
-Owns `search` and the rule that ranks plans. Every legal cut with every codec and precision that is allowed, "move only
-decoded pixels" and "move nothing" are priced, each with every setting of the knobs below.
+Owns `search` and the rule that ranks plans. Every legal cut it is given, with every codec and precision that is
+allowed, "move only decoded pixels" and "move nothing" are priced, each with every setting of the knobs below.
 
 The rule. Plans that take at most 2 % longer than the fastest count as equal, since no estimate is better than that.
 Among them "move nothing" comes first: work that stays where it was can't go wrong. Then the fewest bytes a row on the

@@ -13,6 +13,7 @@ still runs every operator in it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from headwater.errors import RefusedError
 
@@ -47,6 +48,7 @@ _GRAPH_NODE, _GRAPH_TENSOR, _GRAPH_OUTPUT, _GRAPH_VALUE = 1, 5, 12, 13
 _NODE_INPUT, _NODE_OUTPUT, _NODE_ATTRIBUTE = 1, 2, 5
 _ATTRIBUTE_GRAPHS = (6, 11)
 _TENSOR_NAME, _VALUE_NAME = 8, 1
+_MAX_PARTS = 200_000  # of a graph; the largest models here have some thousands, and each takes some hundred bytes
 
 
 def up_to(model: bytes, outputs: Sequence[str]) -> bytes:
@@ -61,7 +63,9 @@ def _up_to(model: memoryview, outputs: Sequence[str]) -> bytes:
     graphs = [value for field, value, _ in _spans(model) if field == _MODEL_GRAPH]
     if len(graphs) != 1 or not isinstance(graphs[0], memoryview):
         raise ValueError
-    parts = list(_spans(graphs[0]))
+    parts = list(islice(_spans(graphs[0]), _MAX_PARTS + 1))
+    if len(parts) > _MAX_PARTS:
+        raise RefusedError(f"the prefix has more than {_MAX_PARTS:,} operators and tensors; cut earlier")
     given = {_name(value, _VALUE_NAME): span for field, value, span in parts if field == _GRAPH_OUTPUT}
     if absent := [name for name in outputs if name not in given]:
         raise RefusedError(f"the prefix gives no {absent[0]!r}; it gives {', '.join(sorted(given))[:300]}")

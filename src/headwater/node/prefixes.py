@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from headwater.data.wire import UNKNOWN_PREFIX
@@ -23,6 +23,9 @@ MAX_ENGINES = 8  # loaded at once; the least recently used is dropped
 FILES_KEPT = 8  # times the largest upload: what the folder may hold
 
 
+_Key = tuple[str, tuple[str, ...] | None]  # digest, and which outputs; None: all
+
+
 class Prefixes:
     """ONNX files in `folder`, and engines for those in use."""
 
@@ -31,7 +34,8 @@ class Prefixes:
         self._max_bytes = max_bytes
         self._max_total_bytes = FILES_KEPT * max_bytes
         self._lock = threading.Lock()
-        self._engines: OrderedDict[tuple[str, tuple[str, ...] | None], Engine] = OrderedDict()
+        self._engines: OrderedDict[_Key, Engine] = OrderedDict()
+        self._doors: dict[_Key, tuple[threading.Lock, int]] = {}  # being loaded: its lock, and how many want it
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.part"):
             if not _is_alive(leftover.name.split("-")[0]):  # an upload cut short by a kill
@@ -78,6 +82,29 @@ class Prefixes:
             if key in self._engines:
                 self._engines.move_to_end(key)
                 return self._engines[key]
+        with self._loading(key):  # several requests for a new cut come together; one of them loads it
+            with self._lock:
+                if key in self._engines:
+                    return self._engines[key]
+            return self._load(key)
+
+    @contextlib.contextmanager
+    def _loading(self, key: _Key) -> Iterator[None]:
+        with self._lock:
+            door, waiting = self._doors.get(key, (threading.Lock(), 0))
+            self._doors[key] = door, waiting + 1
+        try:
+            with door:
+                yield
+        finally:
+            with self._lock:
+                door, waiting = self._doors[key]
+                self._doors[key] = door, waiting - 1
+                if waiting == 1:
+                    del self._doors[key]
+
+    def _load(self, key: _Key) -> Engine:
+        digest, outputs = key
         try:
             model = self._path(digest).read_bytes()
         except FileNotFoundError:
@@ -99,7 +126,7 @@ class Prefixes:
             total -= path.stat().st_size
             path.unlink(missing_ok=True)
 
-    def _remember(self, key: tuple[str, tuple[str, ...] | None], engine: Engine) -> Engine:
+    def _remember(self, key: _Key, engine: Engine) -> Engine:
         with self._lock:
             engine = self._engines.setdefault(key, engine)
             self._engines.move_to_end(key)

@@ -64,8 +64,10 @@ def probe(chunk: wire.Chunk, model: bytes | None) -> dict[str, Any]:
     values: Any = rows
     if model is not None:
         found["finish_s"], values = _per_row(lambda: want.transforms.finish(rows), len(rows))
-        _probe_prefix(found, model, values, want)
-    found["encode_s_per_byte"] = _probe_codecs(values)
+        tensors = _probe_prefix(found, model, values, want)
+    found["encode_s_per_byte"] = {
+        name: cost for name, cost in _probe_codecs(values).items() if model is None or _can_hold(name, want, tensors)
+    }
     found["pipeline_s"], found["pipeline_cpu_s"] = _probe_pipeline(chunk, store, model)
     return found
 
@@ -96,7 +98,7 @@ def _probe_pipeline(chunk: wire.Chunk, store: Store, model: bytes | None) -> tup
     return min(runs)  # others may use the core now and then: the shortest counts
 
 
-def _probe_prefix(found: dict[str, Any], model: bytes, inputs: np.ndarray, want: wire.Extraction) -> None:
+def _probe_prefix(found: dict[str, Any], model: bytes, inputs: np.ndarray, want: wire.Extraction) -> Any:
     before = _resident_bytes()
     engine = Engine(model, want.outputs)
     found["fixed_bytes"] = max(0, _resident_bytes() - before)
@@ -104,9 +106,19 @@ def _probe_prefix(found: dict[str, Any], model: bytes, inputs: np.ndarray, want:
     before = _reset_peak()
     engine.run(inputs, want.boundary)
     found["row_bytes"] = max(0, _peak_bytes() - before) // len(inputs)
-    found["prefix_s"], _ = _per_row(lambda: engine.run(inputs, want.boundary), len(inputs), MEASURE_S)
+    found["prefix_s"], tensors = _per_row(lambda: engine.run(inputs, want.boundary), len(inputs), MEASURE_S)
     with tempfile.TemporaryDirectory(prefix="headwater-probe-") as folder:
         found["kernels"] = Engine(model, want.outputs, profile=str(Path(folder) / "run")).kernels(inputs)
+    return tensors
+
+
+def _can_hold(codec: str, want: wire.Extraction, tensors: Any) -> bool:
+    """Whether the rows of this model are within what the codec can say."""
+    try:
+        wire.pack_rows(codec, want.boundary, np.arange(len(tensors[0])), tensors)
+    except HeadwaterError:
+        return False
+    return True
 
 
 def _probe_codecs(rows: np.ndarray) -> dict[str, float]:

@@ -13,6 +13,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -198,11 +199,12 @@ class Node(flight.FlightServerBase):
 
     def _probe(self, request: wire.Probe, context: flight.ServerCallContext) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Signs of life while a child process measures, then what it found as the metadata of an empty batch."""
-        with _as_status():
+        # Its answer goes to a file: nobody reads before it has ended, and a pipe would fill up.
+        with _as_status(), tempfile.TemporaryFile() as answer:
             digest = request.chunk.extraction.prefix
             path = str(self._prefixes.path(digest)) if digest else ""
             command = [sys.executable, "-m", "headwater.node.probe"]
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer)
             try:
                 assert child.stdin is not None
                 child.stdin.write(request.dumps() + b"\n" + path.encode() + b"\n")
@@ -213,12 +215,11 @@ class Node(flight.FlightServerBase):
                     yield wire.blob_batch(b""), b""
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         child.wait(timeout=SIGN_OF_LIFE_S)
-                assert child.stdout is not None
-                said = child.stdout.read()
                 if child.returncode != 0:
                     raise RefusedError(f"the measurement ended with exit code {child.returncode}; is it memory? try a "
                                        f"smaller node_batch than {request.chunk.extraction.node_batch}")  # fmt: skip
-                yield wire.blob_batch(b""), said
+                answer.seek(0)
+                yield wire.blob_batch(b""), answer.read()
             finally:
                 child.kill()
                 child.wait()

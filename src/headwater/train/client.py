@@ -40,7 +40,8 @@ class NodeClient:
         if not address.startswith(("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")):
             raise ConfigError(f"a node's address looks like grpc://host:8815, not {address!r}")
         self.name = address
-        self._prefix: tuple[str, Path] | None = None
+        self._prefix: tuple[str, Path] | None = None  # what it needs now
+        self._files: dict[str, Path] = {}  # what it may need to be sent again, by digest
         self.received_bytes = 0  # of rows, as they come in
         self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
         self._lock = threading.Lock()
@@ -62,6 +63,7 @@ class NodeClient:
     def needs(self, digest: str, path: Path) -> None:
         """The prefix that `prepare` makes sure of from now on."""
         self._prefix = (digest, path)
+        self._files[digest] = path
 
     def has_prefix(self) -> bool:
         """Is what it needs on the node already?"""
@@ -138,7 +140,7 @@ class NodeClient:
 
     def download(self, num_bytes: int) -> None:
         """Fetch bytes that mean nothing."""
-        with self._reading(wire.Blob(num_bytes).dumps()) as reader:
+        with self._plain_errors(), self._reading(wire.Blob(num_bytes).dumps()) as reader:
             for _ in reader:
                 pass
 
@@ -152,8 +154,9 @@ class NodeClient:
         try:
             return self._rows(chunk, stopped)
         except RefusedError as error:
-            if self._prefix and wire.UNKNOWN_PREFIX in str(error):
-                self.upload(*self._prefix)  # the node lost its disk; it is told again, and the chunk tried again
+            digest = chunk.extraction.prefix
+            if digest in self._files and wire.UNKNOWN_PREFIX in str(error):
+                self.upload(digest, self._files[digest])  # the node lost its disk; the chunk is tried again
             raise
 
     def _rows(self, chunk: Chunk, stopped: threading.Event) -> Reply:

@@ -124,8 +124,9 @@ class Feed:
         for thread in self._threads:
             if thread is not threading.current_thread():  # the garbage collector may call us anywhere
                 thread.join(max(0.0, deadline - time.monotonic()))
-        self._kept.clear()
-        self._ready.clear()
+        with self._wake:
+            self._kept.clear()
+            self._ready.clear()
 
     def _carry_out(self, decisions: list[Decision], reply: Reply | None = None) -> None:
         """Do what the machine decided; the lock is held."""
@@ -157,6 +158,8 @@ class Feed:
                 self._went_wrong(name, chunk, HeadwaterError(f"unexpected {type(error).__name__}: {error}"))
             else:
                 with self._wake:
+                    if self._closed.is_set():
+                        return
                     self._arrived(reply)
                     self._carry_out(self._machine.finished(name, chunk), reply)
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from headwater.core.codecs import CODECS
-from headwater.core.cut import Cut, find_cut, offered_cuts, smallest_cut
+from headwater.core.cut import Cut, find_cut, smallest_cut
 from headwater.core.loads import JobSize
 from headwater.core.plan import Plan, near_plan
 from headwater.core.profile import Profile
@@ -103,9 +103,9 @@ class Job:
         From then on the plan is pinned: links and nodes are no longer watched. Raises, and changes nothing, if the plan
         can't be carried out.
         """
-        self._source.adopt(plan)
         if self._watch is not None:
             self._watch.close()
+        self._source.adopt(plan)
 
     def close(self) -> None:
         """Hang up, and end the embedded node if there is one. The model stays as it is."""
@@ -210,22 +210,22 @@ def near(
                 held = tuple(replace(each, legal=False, why_not=_HELD_BACK) for each in all_cuts[1:])
                 open_cuts = all_cuts[:1] + held
             measured = measure(captured, open_cuts, pipeline, samples, clients, batch_size=batch_size, seed=seed,
-                               embedded=nodes is None, given=_read_profile(profile), again=measure_again,
+                               world=world, embedded=nodes is None, given=_read_profile(profile), again=measure_again,
                                progress=progress)  # fmt: skip
             setting.shipped = measured.shipped
             size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, counts_setup=not measured.is_placed)
-            ranking = search(offered_cuts(open_cuts), measured.profile, measured.rig, size, codecs=codecs)
+            ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs)
             plan = ranking.best.plan
         given = None if plan == "auto" else plan
         chosen = _plan(given, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
         source = Source(setting, chosen)
-        watch = None
-        if measured is not None:
-            watch = Watch(source, clients, offered_cuts(open_cuts), measured.profile, measured.rig, size, codecs,
-                          partial(store_link, samples))  # fmt: skip
-            stack.callback(watch.close)
         # Before the nodes go: an iterator that somebody still holds must not wait for them.
         stack.callback(source.close)
+        watch = None
+        if measured is not None:
+            watch = Watch(source, clients, measured.offered, measured.profile, measured.rig, size, codecs,
+                          partial(store_link, samples))  # fmt: skip
+            stack.callback(watch.close)
         loader = Loader(
             samples,
             source,

@@ -278,6 +278,7 @@ class _Stream:
 
     def close(self) -> None:
         _close(self._opened.replies)
+        self._opened.close()  # a generator that never ran has nothing to close
 
     def _holds(self, num_rows: int, stop: int) -> bool:
         """Is a whole batch here already?"""

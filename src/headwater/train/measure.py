@@ -32,21 +32,24 @@ from headwater.data.samples import SampleRef, Samples
 from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
 from headwater.data.wire import MAX_BLOB_BYTES, Chunk, Extraction
-from headwater.errors import BadSampleError, ConfigError, HeadwaterError, StoreError
+from headwater.errors import BadSampleError, ChangedError, ConfigError, HeadwaterError, ModelError, StoreError
 from headwater.model.capture import Captured
 from headwater.model.near import NearModel, Rows
 from headwater.model.places import kernel_places, place_seconds, time_places
-from headwater.model.ship import Shipped, ship
+from headwater.model.ship import MAX_BYTES, Shipped, ship
 from headwater.model.split import prefix_module
 from headwater.progress import Progress
 from headwater.train.client import NodeClient
 from headwater.version import VERSION
 
 log = logging.getLogger(__name__)
+_NOT_SHIPPED = "the prefix up to there can't be written as one ONNX file"
 
 NUM_SAMPLES = 48
 NODE_BATCH = 16
 LONE_ROWS = 8
+ENOUGH_READS = 2 * NUM_READERS + 1
+FETCH_S = 2.0
 MAX_BATCH = 32  # a training batch beyond this costs the same a row, and more time to measure
 
 
@@ -58,6 +61,13 @@ class Measured:
     rig: Rig
     shipped: Shipped | None  # serves every cut to choose from
     is_placed: bool  # all nodes have it already
+    cuts: tuple[Cut, ...]  # all of the model's; those that can't be shipped are not legal here
+
+    @property
+    def offered(self) -> tuple[Cut, ...]:
+        """The cuts to choose from."""
+        here = {0} | set(self.shipped.cuts if self.shipped else ())
+        return tuple(cut for cut in self.cuts if cut.index in here and cut.legal)
 
 
 def measure(
@@ -70,6 +80,7 @@ def measure(
     batch_size: int,
     seed: int,
     progress: Progress,
+    world: int = 1,
     embedded: bool = False,
     given: Profile | None = None,
     again: bool = False,
@@ -87,26 +98,32 @@ def measure(
     port = None
     if len(clients) > 1:
         with progress.step("measuring the trainer's port"):
-            port = _port(clients, links)
+            port = measure_port(clients, links)
     refs = _spread_out(samples)
     with progress.step("measuring the way to the store"):
         fetched = _fetch(samples, refs)
-    key = Key(
-        model=_model_digest(captured, cuts),
-        transforms=pipeline.digest,
-        data=samples.fingerprint,
-        node="; ".join(sorted({str(hello.get("machine")) for hello in hellos})),
-        trainer=f"{machine()} torch {torch.__version__} {torch.get_num_threads()} threads{_layout(captured)}",
-        headwater=VERSION,
-    )
-    path = _cache() / f"{hashlib.sha256(json.dumps(vars(key)).encode()).hexdigest()}.json"
     shipped, export_s = None, 0.0
-    offered = [cut for cut in offered_cuts(cuts) if cut.index]
+    offered = [cut for cut in offered_cuts(cuts) if cut.index and cut.prefix_bytes < MAX_BYTES]
     if offered:
         with progress.step(f"exporting the prefix up to {offered[-1].name}"):
             start = time.perf_counter()
-            shipped = ship(captured, *offered)
+            shipped = _ship(captured, offered)
             export_s = time.perf_counter() - start
+    # What can't be shipped can't be chosen.
+    reach = max(shipped.cuts, default=0) if shipped else 0
+    cuts = tuple(cut if cut.index <= reach or not cut.legal else replace(cut, legal=False, why_not=_NOT_SHIPPED)
+                 for cut in cuts)  # fmt: skip
+    key = Key(
+        model=_model_digest(captured, cuts),
+        transforms=pipeline.digest,
+        data=f"{samples.fingerprint} at {samples.url.partition(':')[0]}",
+        node="; ".join(sorted({str(hello.get("machine")) for hello in hellos})),
+        trainer=f"{machine()} torch {torch.__version__} {torch.get_num_threads()} threads, batch "
+        f"{min(batch_size, MAX_BATCH)}, {captured.example[0].device.type}{_layout(captured)}, "
+        f"{'reads the store' if fetched else 'no way to the store'}",
+        headwater=VERSION,
+    )
+    path = _cache() / f"{hashlib.sha256(json.dumps(vars(key)).encode()).hexdigest()}.json"
     if given is not None:
         check_profile(given, cuts, key=key, age_s=time.time() - given.measured_at)
     profile = given or (None if again else _load(path, cuts, key))
@@ -118,7 +135,7 @@ def measure(
         scratch.write_text(profile.dumps())
         scratch.replace(path)
     nodes = tuple(
-        Device(client.name, cores=float(hello["cores"]), memory_bytes=int(hello["memory_bytes"]))
+        Device(client.name, cores=float(hello["cores"]) / world, memory_bytes=int(hello["memory_bytes"]))
         for client, hello in zip(clients, hellos, strict=True)
     )
     trainer = Device("trainer", cores=usable_cores())
@@ -128,7 +145,18 @@ def measure(
     if shipped is not None:
         for client in clients:
             client.needs(shipped.digest, shipped.path)
-    return Measured(profile, rig, shipped, all(client.has_prefix() for client in clients))
+    return Measured(profile, rig, shipped, all(client.has_prefix() for client in clients), tuple(cuts))
+
+
+def _ship(captured: Captured, offered: list[Cut]) -> Shipped | None:
+    """All of these in one file; or the earlier ones, where what comes later has no ONNX form or mixes rows."""
+    while offered:
+        try:
+            return ship(captured, *offered)
+        except ModelError as error:
+            log.warning("planning with earlier cuts only: %s", error)
+            offered = offered[: len(offered) // 2]
+    return None
 
 
 def _layout(captured: Captured) -> str:
@@ -268,8 +296,11 @@ def _model_costs(captured: Captured, cuts: Sequence[Cut], deepest: Cut, batch: i
     """CPU-seconds a row of what is behind each cut: forward, and backward where something is trainable."""
     device = captured.example[0].device
     near = NearModel(captured)
-    state = {name: tensor.clone() for name, tensor in near.original.state_dict().items()}
+    tensors_of = (*near.original.named_parameters(), *near.original.named_buffers())
+    state = [(tensor, tensor.detach().clone()) for _, tensor in tensors_of]
     grads = {name: each.grad for name, each in near.original.named_parameters()}
+    for each in near.original.parameters():
+        each.grad = None  # what is there must not be added to
     shapes = deepest.boundary if deepest.index else captured.inputs
     tensors = tuple(
         torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype), device=device) for spec in shapes
@@ -285,7 +316,9 @@ def _model_costs(captured: Captured, cuts: Sequence[Cut], deepest: Cut, batch: i
         with torch.random.fork_rng(devices=[]):
             behind_s = _cpu_s(step) / batch
     finally:  # running statistics and gradients as they were
-        near.original.load_state_dict(state)
+        with torch.no_grad():
+            for tensor, kept in state:
+                tensor.copy_(kept)
         for name, each in near.original.named_parameters():
             each.grad = grads[name]
     if not deepest.index:
@@ -318,7 +351,7 @@ def _spread_out(samples: Samples) -> tuple[SampleRef, ...]:
 class _Fetched:
     """Samples that were read from here, several at once."""
 
-    data: list[bytes]
+    data: dict[int, bytes]  # by their place in the list
     bytes_per_s: float
     cpu_s: float  # of one
 
@@ -332,27 +365,30 @@ def _fetch(samples: Samples, refs: Sequence[SampleRef]) -> _Fetched | None:
         except BadSampleError:
             return b""  # a job meets it in its turn
 
+    done: list[tuple[float, int]] = []
+    data: dict[int, bytes] = {}
+    start = cpu = 0.0
+
+    def timed(number: int) -> None:
+        if len(done) >= ENOUGH_READS and time.perf_counter() - start > FETCH_S:
+            return  # a thin link, and large samples: these will do
+        data[number] = read(refs[number])
+        done.append((time.perf_counter() - start, len(data[number])))
+
     try:
         store = open_store(samples.url)
         with ThreadPoolExecutor(NUM_READERS) as pool:
-            list(pool.map(read, refs[:1]))  # connects
+            read(refs[0])  # connects; and where nothing answers, one read tells
             start, cpu = time.perf_counter(), time.process_time()
-            done: list[tuple[float, int]] = []
-
-            def timed(ref: SampleRef) -> bytes:
-                found = read(ref)
-                done.append((time.perf_counter() - start, len(found)))
-                return found
-
-            data = list(pool.map(timed, refs))
+            list(pool.map(timed, range(len(refs))))
             cpu_s = time.process_time() - cpu
-    except StoreError:
+    except (StoreError, ChangedError):  # no way there, or to something else of the same name
         return None
     # Once all readers are at work: connections that are just being made would count as a slow link.
     skip = NUM_READERS if len(done) > 2 * NUM_READERS else 0
     begin = done[skip - 1][0] if skip else 0.0
     num_bytes = sum(size for _, size in done[skip:])
-    return _Fetched(data, max(num_bytes, 1) / max(done[-1][0] - begin, 1e-6), cpu_s / len(refs))
+    return _Fetched(data, max(num_bytes, 1) / max(done[-1][0] - begin, 1e-6), cpu_s / len(done))
 
 
 def store_link(samples: Samples) -> Link | None:
@@ -361,7 +397,7 @@ def store_link(samples: Samples) -> Link | None:
     return Link(fetched.bytes_per_s, fetched.bytes_per_s) if fetched else None
 
 
-def _port(clients: Sequence[NodeClient], links: Sequence[Link]) -> Link | None:
+def measure_port(clients: Sequence[NodeClient], links: Sequence[Link]) -> Link | None:
     """What all nodes together get through to this machine; None if that is as much as each by itself."""
     sizes = [int(link.down_bytes_per_s) for link in links]  # about a second's worth of each
     sizes = [min(max(size // len(links), 1 << 16), MAX_BLOB_BYTES) for size in sizes]
@@ -386,7 +422,8 @@ def _local_costs(
         return found
     found["fetch_s"] = fetched.cpu_s
     start, done = time.thread_time(), 0
-    for ref, each in zip(refs, fetched.data, strict=True):
+    for number, each in fetched.data.items():
+        ref = refs[number]
         try:
             pipeline.pixels(each, ref.key, Draw(seed, 0, ref.id))
             done += 1
@@ -414,9 +451,10 @@ def _wire_costs(
     reply = client.rows(chunk, stopped)
     ours_s = max(0.0, time.process_time() - cpu - reply.num_bytes * receive_s_per_byte) / len(chunk.samples)
     before = float(client.hello()["cpu_s"])
-    for ref in chunk.samples[:LONE_ROWS]:
+    lone = chunk.samples[:LONE_ROWS]
+    for ref in lone:
         client.rows(replace(chunk, samples=(ref,)), stopped)
-    nodes_s = (float(client.hello()["cpu_s"]) - before) / LONE_ROWS
+    nodes_s = (float(client.hello()["cpu_s"]) - before) / len(lone)
     return max(0.0, nodes_s - float(found["pipeline_cpu_s"])), ours_s
 
 

@@ -61,6 +61,7 @@ class Opened:
     version: int
     replies: Iterator[Reply]
     finish: Finish  # makes of a batch's arrays and sample ids what the user's loop gets
+    close: Callable[[], None] = lambda: None  # ends all work for it, begun or not
 
 
 @dataclass(frozen=True)
@@ -125,16 +126,22 @@ class Source:
         """Counts the plans."""
         return self._carried.version
 
-    def adopt(self, plan: Plan) -> None:
-        """Go over to this plan from the next batch on. Raises, and changes nothing, if it can't be carried out."""
+    def adopt(self, plan: Plan, unless: Event | None = None) -> bool:
+        """Go over to this plan from the next batch on; False if `unless` was set before that.
+
+        Raises, and goes on with the plan in use, if this one can't be carried out.
+        """
         with self._adopting:
             self._check_open()
             carried = self._prepare(plan, self.version + 1)
             with self._lock:
+                if unless is not None and unless.is_set():
+                    return False
                 self._carried = carried
                 feeds = list(self._feeds)
             for feed in feeds:
                 feed.abandon()
+        return True
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -142,16 +149,17 @@ class Source:
 
         Afterwards the loader goes on where it was, under the plan that is in use then.
         """
-        self._free.clear()
-        try:
-            with self._adopting, self._lock:
-                self._carried = replace(self._carried, version=self.version + 1)
-                feeds = list(self._feeds)
-            for feed in feeds:
-                feed.abandon()
-            yield
-        finally:
-            self._free.set()
+        with self._adopting:
+            try:
+                with self._lock:
+                    self._free.clear()
+                    self._carried = replace(self._carried, version=self.version + 1)
+                    feeds = list(self._feeds)
+                for feed in feeds:
+                    feed.abandon()
+                yield
+            finally:
+                self._free.set()
 
     def waited_s(self) -> float:
         """How long the loop has waited for rows, up to now."""
@@ -171,7 +179,9 @@ class Source:
     @property
     def is_open(self) -> bool:
         """Is somebody taking rows?"""
-        return any(not feed.is_closed for feed in list(self._feeds))
+        with self._lock:
+            feeds = list(self._feeds)
+        return any(not feed.is_closed for feed in feeds)
 
     @property
     def read_bytes(self) -> int:
@@ -180,40 +190,47 @@ class Source:
 
     def open(self, epoch: int, ids: np.ndarray) -> Opened:
         """The rows of these samples, in this order."""
-        while not self._free.wait(timeout=0.1):
-            self._check_open()
-        self._check_open()
-        with self._lock:
-            carried = self._carried
-            rows = carried.plan.chunk_rows
-            chunks = [ids[start : start + rows] for start in range(0, len(ids), rows)]
-            stream = self._stream(carried, epoch, chunks)
-        return Opened(carried.version, self._counted(stream), carried.finish)
+        while True:
+            self._free.wait(timeout=0.1)
+            with self._lock:
+                self._check_open()
+                if not self._free.is_set():
+                    continue
+                carried = self._carried
+                rows = carried.plan.chunk_rows
+                chunks = [ids[start : start + rows] for start in range(0, len(ids), rows)]
+                stream, close = self._stream(carried, epoch, chunks)
+            return Opened(carried.version, self._counted(stream), carried.finish, close)
 
     def close(self) -> None:
         """Wake whoever waits for rows, and let go of everything; the nodes' connections are not ours."""
-        self._closed.set()
-        for feed in list(self._feeds):
+        with self._lock:
+            self._closed.set()
+            feeds, host = list(self._feeds), self._host
+        for feed in feeds:
             feed.close()
-        if self._host is not None:
-            self._host.close()
+        if host is not None:
+            host.close()
 
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise ConfigError("the job is closed; start another one with hw.near")
 
-    def _stream(self, carried: _Carried, epoch: int, chunks: list[np.ndarray]) -> Iterator[Reply]:
+    def _stream(
+        self, carried: _Carried, epoch: int, chunks: list[np.ndarray]
+    ) -> tuple[Iterator[Reply], Callable[[], None]]:
         samples, seed = self._setting.samples, self._setting.seed
 
         def chunk(index: int) -> Chunk:
             return Chunk(carried.extraction, self._job, seed, epoch, index, tuple(samples.take(chunks[index])))
 
         if carried.inline is not None:
-            return self._inline(carried.inline, carried.version, (chunk(index) for index in range(len(chunks))))
+            lazily = (chunk(index) for index in range(len(chunks)))
+            return self._inline(carried.inline, carried.version, lazily), lambda: None
         feed = Feed(carried.workers, len(chunks), chunk, per_worker=carried.plan.prefetch,
                     patience_s=self._setting.patience_s, arrived=self._note_arrival)  # fmt: skip
         self._feeds.add(feed)
-        return iter(feed)
+        return iter(feed), feed.close
 
     def _note_arrival(self, reply: Reply) -> None:
         self._setting.counts.num_arrived += int(reply.good.sum())
@@ -270,8 +287,11 @@ class Source:
         elif plan.uses_storage:
             workers = {client.name: client for client in given.clients}
         else:
-            if self._host is None:
-                self._host = HostWorker(open_store(given.samples.url))
+            store = open_store(given.samples.url)
+            with self._lock:
+                self._check_open()
+                if self._host is None:
+                    self._host = HostWorker(store)
             workers = {self._host.name: self._host}
         return _Carried(version, plan, extraction, _finish(plan, given.pipeline, given.rest), workers, inline)
 

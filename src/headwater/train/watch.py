@@ -23,6 +23,7 @@ from headwater.core.rig import Link, Rig
 from headwater.core.search import search
 from headwater.errors import HeadwaterError
 from headwater.train.client import NodeClient
+from headwater.train.measure import measure_port
 from headwater.train.source import Source
 
 log = logging.getLogger(__name__)
@@ -73,13 +74,15 @@ class Watch:
         self._clients = list(clients)
         self._cuts = tuple(cuts)
         self._profile = profile
-        self._size = replace(size, num_epochs=1, counts_setup=False)
+        self._size = replace(size, num_epochs=1)
         self._codecs = codecs
         self._measure_store = measure_store
         self._threads = {client.name: int(client.hello()["num_threads"]) for client in clients}
         self._cores = {device.name: device.cores for device in rig.nodes}
-        self._replanner = Replanner(source.plan, self._cuts, profile, rig)
-        self._version = source.version
+        self._replanner = Replanner(source.plan, self._cuts, profile, rig, batch_size=size.batch_size)
+        self._believed = rig
+        self._version = -1
+        self._begun = 0
         self._stopped = threading.Event()
         self.switches: list[Switch] = []
         self._thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stopped), name="watch", daemon=True)
@@ -92,10 +95,14 @@ class Watch:
     def look(self, before: _Reading | None) -> _Reading | None:
         """One look at the counters; the reading that the next window starts from."""
         if not self._source.is_open:
+            self._version = -1
             return None
-        if before is None or self._source.version != self._version:
-            self._version = self._source.version
-            return self._read()
+        if self._source.version != self._version:
+            self._version, self._begun = self._source.version, self._source.num_chunks
+            return None
+        if before is None:
+            # Until the first chunk is there, nodes load engines and pipes fill: that says nothing about rates.
+            return self._read() if self._source.num_chunks > self._begun else None
         if time.perf_counter() - before.at < self._window_s():
             return before
         now = self._read()
@@ -112,7 +119,10 @@ class Watch:
         busy = {}
         if self._source.plan.uses_storage:
             for client in self._clients:
-                said = client.hello()["busy"]
+                try:
+                    said = client.hello()["busy"]
+                except HeadwaterError:
+                    continue  # away, or behind a link that is full: what it sends still counts
                 busy[client.name] = float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"])
         return _Reading(
             time.perf_counter(),
@@ -130,7 +140,11 @@ class Watch:
         if not self._source.plan.uses_storage:
             return Window(num_chunks, waited, store_bytes_per_s=(now.read_bytes - before.read_bytes) / taken_s)
         carried = {name: (now.received[name] - before.received[name]) / taken_s for name in now.received}
-        made = {name: rate for name in now.busy if (rate := self._made(name, before, now)) is not None}
+        made = {
+            name: rate
+            for name in now.busy.keys() & before.busy.keys()
+            if (rate := self._made(name, before, now)) is not None
+        }
         return Window(num_chunks, waited, carried, made)
 
     def _made(self, name: str, before: _Reading, now: _Reading) -> float | None:
@@ -147,32 +161,45 @@ class Watch:
 
     def _decide(self, decision: Replan) -> None:
         """Measure again, plan again, and go over if it pays."""
-        before = self._source.plan
-        with self._source.held():
-            links = []
-            for client in self._clients:
-                down, up, latency_s = client.measure_link(MEASURE_S)
-                links.append(Link(down, up, latency_s))
-            store = self._measure_store() if decision.rig.trainer_reads else None
-        if self._stopped.is_set():
-            return
-        rig = replace(decision.rig, links=tuple(links), store_link=store, trainer_reads=store is not None)
-        if rig.trainer_link is not None:
-            rig = replace(rig, trainer_link=None)  # believed to be what limits all of them; seen again if it is
+        before, believed = self._source.plan, self._believed
+        try:
+            with self._source.held():
+                rig = self._measure(decision.rig)
+            placed = all(client.has_prefix() for client in self._clients)
+            best = search(self._cuts, self._profile, rig, replace(self._size, counts_setup=not placed),
+                          codecs=self._codecs).best  # fmt: skip
+            now = estimate(before, self._cuts, self._profile, rig, self._size)
+        except HeadwaterError:
+            self._replanner.believe(believed)  # so that the change is seen again
+            raise
         self._replanner.believe(rig)
-        best = search(self._cuts, self._profile, rig, self._size, codecs=self._codecs).best
-        now = estimate(before, self._cuts, self._profile, rig, self._size)
+        self._believed = rig
         why = "; ".join(decision.why)
         if best.plan == before or not worth_switching(now, best):
             log.info("%s; the plan stays", why)
             self._replanner.adopted(before)
             return
-        self._source.adopt(best.plan)
+        if not self._source.adopt(best.plan, unless=self._stopped):
+            return
         self._replanner.adopted(best.plan)
         self.switches.append(Switch(decision.why, before, best.plan, self._source.num_rows))
         log.warning("%s: going over to another plan (%s, cut at %s), an estimated %.3g times as fast", why,
                     "near the data" if best.plan.uses_storage else "moving nothing", best.plan.cut_name,
                     now.epoch_s / best.epoch_s)  # fmt: skip
+
+    def _measure(self, rig: Rig) -> Rig:
+        """Links, port and the way to the store as they are now, with nothing else on them."""
+        links = []
+        for client, known in zip(self._clients, rig.links, strict=True):
+            try:
+                down, up, latency_s = client.measure_link(MEASURE_S)
+            except HeadwaterError:
+                links.append(known)  # away for now; the feed asks it again and again
+            else:
+                links.append(Link(down, up, latency_s))
+        store = self._measure_store()
+        port = measure_port(self._clients, links) if len(links) > 1 else None
+        return replace(rig, links=tuple(links), trainer_link=port, store_link=store, trainer_reads=store is not None)
 
 
 def _run(watch: weakref.ref[Watch], stopped: threading.Event) -> None:

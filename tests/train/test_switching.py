@@ -1,0 +1,144 @@
+"""Plans that take over in the middle of an epoch, through a real node: the same outputs, and nothing left behind."""
+
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import headwater as hw
+from headwater.core.plan import Plan, near_plan
+from headwater.data.transforms import HorizontalFlip, Normalize, RandomResizedCrop, ToFloat, Transforms
+from headwater.errors import ConfigError, PlanError
+from headwater.node import prefixes
+from headwater.node.prefixes import Prefixes
+
+TRANSFORMS = Transforms([RandomResizedCrop(32), HorizontalFlip(), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
+
+
+def network():
+    torch.manual_seed(0)
+    body = [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(4),
+        nn.Conv2d(8, 16, 3),
+    ]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3)]
+    return hw.freeze(nn.Sequential(nn.Sequential(*body), nn.Sequential(*head)), until="1.2")
+
+
+def start(pictures, nodes, **options):
+    options = {"batch_size": 4, "seed": 3, "plan": None, **options}
+    return hw.near(network(), pictures, transforms=TRANSFORMS, nodes=nodes, **options)
+
+
+def plans_of(job):
+    cuts = {cut.name: cut for cut in job.cuts}
+    return [
+        near_plan(cuts["0.3"], chunk_rows=3, node_batch=3),
+        Plan(chunk_rows=5),
+        near_plan(cuts["input"], chunk_rows=7, node_batch=4),
+        near_plan(cuts["0.1"], chunk_rows=16, node_batch=16, prefetch=1),
+        near_plan(cuts["1.1"], chunk_rows=2, node_batch=2),
+    ]
+
+
+def fetching():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("fetch-")]
+
+
+def outputs(job, epochs=2):
+    with torch.no_grad():
+        return [(job.model(x), y) for _ in range(epochs) for x, y in job.loader]
+
+
+def test_outputs_are_those_of_one_plan_however_often_it_changes(pictures, start_node):
+    with start(pictures, "inline") as job:
+        expected = outputs(job)
+    found = []
+    with start(pictures, [start_node(pictures).address]) as job, torch.no_grad():
+        plans = plans_of(job)
+        for _ in range(2):
+            for number, (x, y) in enumerate(job.loader):
+                found.append((job.model(x), y))
+                if number % 3 == 0:
+                    job.adopt(plans[number // 3 % len(plans)])
+    assert len(found) == len(expected)
+    for (output, labels), (wanted, wanted_labels) in zip(found, expected, strict=True):
+        assert torch.equal(labels, wanted_labels)
+        torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-5)
+    assert not fetching()
+
+
+def test_plans_that_change_from_another_thread_all_the_time(pictures, start_node):
+    with start(pictures, "inline") as job:
+        expected = [y.tolist() for _, y in outputs(job, epochs=3)]
+    with start(pictures, [start_node(pictures).address]) as job:
+        plans, ended, faults = plans_of(job), threading.Event(), []
+
+        def change():
+            number = 0
+            while not ended.is_set():
+                try:
+                    if number % 4 == 3:
+                        with job._source.held():
+                            time.sleep(0.01)
+                    else:
+                        job.adopt(plans[number % len(plans)])
+                except Exception as error:
+                    faults.append(error)
+                number += 1
+                time.sleep(0.02)
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            found = [y.tolist() for _, y in outputs(job, epochs=3)]
+        finally:
+            ended.set()
+            thread.join()
+    assert not faults
+    assert found == expected
+    assert not fetching()
+
+
+def test_a_plan_that_cannot_be_carried_out_leaves_the_one_in_use(pictures, start_node):
+    with start(pictures, [start_node(pictures).address]) as job:
+        before, rows = job.plan, iter(job.loader)
+        next(rows)
+        with pytest.raises(PlanError):
+            job.adopt(near_plan(job.cuts[1], cut_name="elsewhere"))
+        assert job.plan == before
+        assert sum(len(y) for _, y in rows) == 46
+    with pytest.raises(ConfigError, match="closed"):
+        job.adopt(before)
+
+
+def test_an_epoch_that_drop_last_leaves_empty_leaves_no_thread(pictures, start_node):
+    with start(pictures, [start_node(pictures).address], batch_size=64, drop_last=True, on_bad_sample="skip") as job:
+        assert list(job.loader) == []
+        assert not fetching()
+
+
+def test_requests_for_a_new_cut_that_come_together_load_it_once(tmp_path, monkeypatch):
+    loaded, held = [], Prefixes(tmp_path, 1 << 20)
+
+    def load(key):
+        loaded.append(key)
+        time.sleep(0.05)
+        return held._remember(key, object())
+
+    monkeypatch.setattr(held, "_load", load)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(held.engine("d", ("a",)))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loaded) == 1
+    assert len(set(map(id, found))) == 1
+    assert not held._doors
+    assert prefixes.MAX_ENGINES >= 1
