@@ -39,7 +39,7 @@ def plans_of(job):
     cuts = {cut.name: cut for cut in job.cuts}
     return [
         near_plan(cuts["0.3"], chunk_rows=3, node_batch=3),
-        Plan(chunk_rows=5),
+        Plan(chunk_rows=5, node_batch=5),
         near_plan(cuts["input"], chunk_rows=7, node_batch=4),
         near_plan(cuts["0.1"], chunk_rows=16, node_batch=16, prefetch=1),
         near_plan(cuts["1.1"], chunk_rows=2, node_batch=2),
