@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from headwater.data import wire
 from headwater.errors import ConfigError
 from headwater.train.client import NodeClient
 
@@ -149,6 +150,6 @@ def test_a_feed_does_not_wait_for_a_node_that_stopped_answering(start_node, near
 def test_a_client_that_is_closed_while_it_reads_raises_and_returns(start_node, pictures):
     node = start_node(pictures)
     client = NodeClient(node.address)
-    assert client.hello()["protocol"] == 1
+    assert client.hello()["protocol"] == wire.PROTOCOL
     node.kill()
     client.close()

@@ -16,7 +16,7 @@ from headwater.errors import ConfigError, HeadwaterError, RefusedError, Transfor
 from headwater.node.service import Node
 from headwater.train.client import NodeClient
 
-OK = {"kind": "listing", "protocol": 1, "url": "file:///", "layout": "auto"}
+OK = {"kind": "listing", "protocol": wire.PROTOCOL, "url": "file:///", "layout": "auto"}
 BROKEN = {
     "not JSON": b"\x00\xff",
     "empty": b"",
@@ -47,7 +47,7 @@ def test_a_broken_ticket_is_refused_and_the_node_stays_up(name, raw, client):
     error = error_of(raw, BROKEN[name])
     assert isinstance(error, ConfigError | RefusedError), repr(error)
     assert "unexpected" not in str(error)
-    assert client.hello()["protocol"] == 1
+    assert client.hello()["protocol"] == wire.PROTOCOL
 
 
 def rows_request(chunk):
@@ -107,8 +107,8 @@ def test_any_ticket_parses_or_is_a_config_error(changes, inner):
     extraction = {"url": "/x", "transforms": [{"op": "Resize", "size": [8, 8]}], "prefix": None, "precision": "fp32",
                   "boundary": [{"name": "a", "shape": [2], "dtype": "float32"}], "codec": "raw", "compression": "none",
                   "node_batch": 8, **inner}  # fmt: skip
-    request = {"kind": "rows", "protocol": 1, "job": "j", "seed": 0, "epoch": 0, "index": 0, "extraction": extraction,
-               "samples": [[0, "a.jpg", 0, -1, 5, ""]], **changes}  # fmt: skip
+    request = {"kind": "rows", "protocol": wire.PROTOCOL, "job": "j", "seed": 0, "epoch": 0, "index": 0,
+               "extraction": extraction, "samples": [[0, "a.jpg", 0, -1, 5, ""]], **changes}  # fmt: skip
     with contextlib.suppress(ConfigError, TransformError):
         wire.loads(json.dumps(request).encode())
 

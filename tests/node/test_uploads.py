@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from headwater.data import wire
 from headwater.errors import RefusedError
 from headwater.node import prefixes
 from headwater.node.service import Node
@@ -73,7 +74,7 @@ def test_a_malicious_upload_does_not_run(upload, tmp_path, make, state, client):
         upload(make(trap))
     assert not trap.exists()
     assert leftovers(state) == []
-    assert client.hello()["protocol"] == 1
+    assert client.hello()["protocol"] == wire.PROTOCOL
 
 
 def uploads(build):
@@ -101,7 +102,7 @@ def test_what_is_no_whole_model_is_refused_and_leaves_nothing(
     with pytest.raises(RefusedError, match="the prefix"):
         upload(uploads(build)[name])
     assert leftovers(state) == []
-    assert client.hello()["protocol"] == 1
+    assert client.hello()["protocol"] == wire.PROTOCOL
 
 
 def test_weights_in_another_file_are_named_as_the_fault(build, upload):
