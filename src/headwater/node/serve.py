@@ -35,14 +35,22 @@ def serve(
     num_threads: int | None = None,
     max_upload_bytes: int = 2 << 30,
     announce: Callable[[Node], None] = lambda node: None,
-    until: threading.Event | None = None,
+    until_input_ends: bool = False,
 ) -> None:
-    """Serve `roots` until a signal arrives, or `until` is set."""
+    """Serve `roots` until a signal arrives, or, if wanted, until standard input ends."""
     if not roots:
         raise ConfigError("a node serves at least one folder or bucket; name it: headwater serve s3://photos")
-    stop = until or threading.Event()
+    # A pipe: the system may deliver a signal to any thread, and only what is written to a file wakes ours from there.
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: None)
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        os.write(tell, b"\0")
+
     try:
         node = Node(listen, roots, state=state or default_state(), num_threads=num_threads,
                     max_upload_bytes=max_upload_bytes)  # fmt: skip
@@ -51,8 +59,10 @@ def serve(
             f"can't listen on {listen} ({error}); is something else running there, or is it not an address of this "
             "machine? choose another with --listen"
         ) from error
+    if until_input_ends:
+        threading.Thread(target=watch, name="parent", daemon=True).start()
     announce(node)
-    stop.wait()
+    os.read(told, 1)
     node.stop(STOP_WITHIN_S)
 
 
@@ -61,14 +71,8 @@ def serve_embedded(root: str, num_threads: int | None) -> None:
 
     The input also closes when the parent is killed, so an embedded node never outlives its trainer.
     """
-    orphaned = threading.Event()
-
-    def watch() -> None:
-        sys.stdin.buffer.read()
-        orphaned.set()
 
     def announce(node: Node) -> None:
         print(json.dumps({"address": f"grpc://127.0.0.1:{node.port}"}), flush=True)
 
-    threading.Thread(target=watch, name="parent", daemon=True).start()
-    serve((root,), listen="grpc://127.0.0.1:0", num_threads=num_threads, announce=announce, until=orphaned)
+    serve((root,), listen="grpc://127.0.0.1:0", num_threads=num_threads, announce=announce, until_input_ends=True)
