@@ -6,9 +6,7 @@ may use more of Headwater than its transforms, which decode the pictures on ever
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,19 +23,16 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import headwater as hw
 from bench import pictures
+from bench.models import IMAGENET, torchvision
 from bench.rig import RigError
-from headwater.data.transforms import CenterCrop, Normalize, Resize, ToFloat, Transforms
+from headwater.data.transforms import Normalize
 
 BATCH = 32
 BUCKET = "pictures"
 MODELS = ("mobilenet", "lite0")  # the smaller first: a process keeps the memory that it once had
-IMAGENET = Transforms(
-    [Resize(256), CenterCrop(224), ToFloat(), Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
-)
 TRANSFORMS = {"lite0": pictures.LITE0, "mobilenet": IMAGENET}
 # side → the package that it needs
 PACKAGES = {"webdataset": "webdataset", "litdata": "litdata", "mosaic": "streaming", "ray": "ray"}
-_TORCHVISION: list[torch.library.Library] = []
 
 
 @dataclass(frozen=True)
@@ -66,24 +61,6 @@ def check_installed(sides: tuple[str, ...]) -> None:
         )
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep large blocks that PyTorch frees; taking them from the kernel anew for every layer makes
-    eager PyTorch up to three times slower on a CPU."""
-    if platform.system() == "Linux":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-4, 0)  # M_MMAP_MAX: no block straight from the kernel
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: nothing goes back
-
-
-def declare_torchvision() -> None:
-    """torchvision declares fake kernels for two operators of its C++ library, which the CPU build of torch does not
-    load; they have to exist before it is imported (by us, or by mosaicml-streaming)."""
-    if not _TORCHVISION:
-        _TORCHVISION.append(torch.library.Library("torchvision", "DEF"))
-        _TORCHVISION[0].define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _TORCHVISION[0].define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
 @lru_cache
 def build(name: str, num_classes: int) -> tuple[nn.Module, nn.Linear]:
     """The model, frozen up to a linear head; and the head. The same on every side, Headwater's included."""
@@ -91,11 +68,8 @@ def build(name: str, num_classes: int) -> tuple[nn.Module, nn.Linear]:
         model = pictures.lite0(num_classes)
         head = model._fc
     else:
-        declare_torchvision()
-        from torchvision.models import mobilenet_v3_small
-
         torch.manual_seed(0)
-        model = mobilenet_v3_small(weights=None)
+        model = torchvision().models.mobilenet_v3_small(weights=None)
         # One linear layer on the pooled features, in place of the two that ImageNet's 1000 classes have.
         head = model.classifier = nn.Linear(model.classifier[0].in_features, num_classes)
         hw.freeze(model.eval(), until="classifier")
@@ -104,7 +78,7 @@ def build(name: str, num_classes: int) -> tuple[nn.Module, nn.Linear]:
 
 
 def fold_batch_norms(model: nn.Module) -> None:
-    """Put frozen batch-norms into the convolutions before them: eager PyTorch on one core gained 7 to 25 %."""
+    """Put frozen batch-norms into the convolutions before them, which makes eager PyTorch faster."""
     for module in model.modules():
         children = list(module.named_children())
         for (conv_name, conv), (norm_name, norm) in pairwise(children):

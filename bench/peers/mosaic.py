@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bench.peers.common import BATCH, Learner, Place, collate, declare_torchvision
+from bench.models import torchvision
+from bench.peers.common import BATCH, Learner, Place, collate
 
 # A shard has to be there as a whole before its first picture is used: at 2 Mbit/s, the default of 64 MB would take four
 # minutes. At 0.5 MB (22 pictures) it is 2 s there, and on fast links requests are still few.
@@ -24,7 +25,7 @@ WORKERS = 0
 
 
 def prepare(samples: list[tuple[str, int, bytes]], folder: Path) -> None:
-    declare_torchvision()
+    torchvision()
     from streaming import MDSWriter
 
     columns = {"jpeg": "bytes", "label": "int"}
@@ -34,7 +35,7 @@ def prepare(samples: list[tuple[str, int, bytes]], folder: Path) -> None:
 
 
 def batches(place: Place, learner: Learner, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
-    declare_torchvision()
+    torchvision()
     os.environ["S3_ENDPOINT_URL"] = place.endpoint
     from streaming import StreamingDataLoader, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory

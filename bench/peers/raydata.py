@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.peers.common import BATCH, Learner, Place, keep_freed_memory
+from bench.models import keep_blocks
+from bench.peers.common import BATCH, Learner, Place
 from bench.peers.plain import listing, open_bucket
 
 PORT = 6379
@@ -88,7 +89,7 @@ class Features:
     """Runs beside the storage, and keeps model and connections. Features go as fp16, as Headwater's may."""
 
     def __init__(self, url: str, model: str, num_classes: int) -> None:
-        keep_freed_memory()
+        keep_blocks()
         torch.set_num_threads(1)
         self._learner = Learner(model, num_classes)
         self._store, self._pool = open_bucket(url), ThreadPoolExecutor(READERS)

@@ -122,7 +122,8 @@ def trainer(model: str, num_classes: int) -> dict[str, Any]:
     """Runs in the trainer's host: decode, the frozen part, the head's step; and the prefix as a node would get it."""
     import torch
 
-    from bench.peers.common import Learner, keep_freed_memory
+    from bench.models import keep_blocks
+    from bench.peers.common import Learner
     from headwater.core.cut import smallest_cut
     from headwater.core.profile import spread
     from headwater.model.capture import capture
@@ -130,7 +131,7 @@ def trainer(model: str, num_classes: int) -> dict[str, Any]:
     from headwater.model.places import time_places
     from headwater.model.ship import ship
 
-    keep_freed_memory()
+    keep_blocks()
     torch.set_num_threads(1)
     learner = Learner(model, num_classes)
     _, data = _read(BATCH)

@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 
-from bench.peers.common import BATCH, Learner, Place, keep_freed_memory
+from bench.models import keep_blocks
+from bench.peers.common import BATCH, Learner, Place
 
 # side → its file
 FILES = {"plain": "plain", "webdataset": "wds", "litdata": "lit", "mosaic": "mosaic", "ray": "raydata"}
@@ -103,7 +104,7 @@ def main() -> None:
     def answer(found: dict[str, Any]) -> None:
         print(json.dumps(found), file=answers, flush=True)
 
-    keep_freed_memory()
+    keep_blocks()
     torch.set_num_threads(1)
     about = json.loads(sys.stdin.readline())
     place = Place(Path(about["scratch"]), about["num_pictures"], about["num_classes"])
