@@ -237,7 +237,7 @@ class _Stream:
         self._entries = entries
         self._skip_bad = skip_bad
         self._note = note
-        self._noted: set[int] = set()
+        self._bad: dict[int, Bad] = {}  # by entry: those that no batch has passed yet
         self._pieces: deque[_Rows] = deque()
         self._handed = 0  # entries that batches have used up, bad ones included
         self._next = 0  # the first entry that no reply has covered yet
@@ -267,8 +267,7 @@ class _Stream:
             else:
                 self._pieces[0] = _part(piece, slice(count, None))
                 break
-        left = self._pieces[0].entries[0] if self._pieces else None
-        self._handed = self._next if left is None else int(np.searchsorted(self._entries, left))
+        self._pass(stop if missing else int(taken[-1].entries[-1]) + 1)
         if not taken:
             return None
         if len(taken) == 1:
@@ -285,10 +284,22 @@ class _Stream:
         here = sum(int(np.searchsorted(piece.entries, stop)) for piece in self._pieces)
         return here >= num_rows or (self._next < len(self._entries) and self._entries[self._next] >= stop)
 
+    def _pass(self, stop: int) -> None:
+        """All entries before `stop` are used up; only now do their bad ones count, whatever else a chunk brought."""
+        self._handed = int(np.searchsorted(self._entries, stop))
+        for entry in sorted(entry for entry in self._bad if entry < stop):
+            bad = self._bad.pop(entry)
+            if not self._skip_bad:
+                raise BadSampleError(
+                    bad.key, f'{bad.reason}; repair or remove it, or go on without it: on_bad_sample="skip"'
+                )
+            self._note(bad)
+
     def _reopen(self) -> None:
         """Another plan has taken over: ask for everything again that no batch has used."""
         self.close()
         self._pieces.clear()
+        self._bad.clear()
         self._next = self._handed
         self._opened = self._source.open(self._epoch, self._ids[self._entries[self._next :]])
 
@@ -300,14 +311,9 @@ class _Stream:
             return False
         entries = self._entries[self._next : self._next + len(reply.good)]
         self._next += len(entries)
-        for bad in reply.bad:
-            if not self._skip_bad:
-                raise BadSampleError(
-                    bad.key, f'{bad.reason}; repair or remove it, or go on without it: on_bad_sample="skip"'
-                )
-            if bad.sample not in self._noted:
-                self._noted.add(bad.sample)
-                self._note(bad)
+        if reply.bad:
+            bad = {each.sample: each for each in reply.bad}
+            self._bad |= {int(entry): bad[self._ids[entry]] for entry in entries[~reply.good]}
         if reply.good.any():
             self._pieces.append(_Rows(entries[reply.good], list(reply.tensors), self._opened.finish))
         return True
