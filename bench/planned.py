@@ -58,7 +58,8 @@ class Trainer:
 
         The lower of what the loop took and what arrived counts: chunks that were made ahead are taken faster than they
         are made, and chunks that nobody takes yet arrive faster than they will be. Stops after `num_chunks` and
-        `at_least_s`, or after `at_most_s`; what has not come by then counts as an upper bound of the rate.
+        `at_least_s`, or `at_most_s` after the first chunk; what has not come by then counts as an upper bound of the
+        rate. The time until the first chunk is not in it: a node may load an engine first.
         """
         job = self._job
         assert job is not None
@@ -79,7 +80,7 @@ class Trainer:
                 seen = counts.num_rows
                 arrivals.append((now, seen - rows_before, counts.num_arrived))
             enough = len(arrivals) > skip + num_chunks and now - arrivals[skip][0] >= at_least_s
-            if enough or now > at_most_s:
+            if enough or (arrivals and now - arrivals[0][0] > at_most_s):
                 break
         batches.close()  # type: ignore[attr-defined]
         used = arrivals[min(skip, max(0, len(arrivals) - 2)) :]

@@ -35,6 +35,7 @@ class Prefixes:
         self._max_total_bytes = FILES_KEPT * max_bytes
         self._lock = threading.Lock()
         self._engines: OrderedDict[_Key, Engine] = OrderedDict()
+        self._verified: dict[str, tuple[int, ...]] = {}  # digest → the state of the file when it was last hashed
         self._doors: dict[_Key, tuple[threading.Lock, int]] = {}  # being loaded: its lock, and how many want it
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.part"):
@@ -105,15 +106,21 @@ class Prefixes:
 
     def _load(self, key: _Key) -> Engine:
         digest, outputs = key
+        path = self._path(digest)
         try:
-            model = self._path(digest).read_bytes()
+            state = _state(path)
+            model = path.read_bytes()
         except FileNotFoundError:
             raise RefusedError(f"{UNKNOWN_PREFIX} {digest}") from None
-        if hashlib.sha256(model).hexdigest() != digest:
-            self._path(digest).unlink(missing_ok=True)
+        # A file that serves many cuts is loaded for each of them; hashed again only if something has touched it.
+        if self._verified.get(digest) != state and hashlib.sha256(model).hexdigest() != digest:
+            path.unlink(missing_ok=True)
             raise RefusedError(f"{UNKNOWN_PREFIX} {digest}: the stored file was damaged and is gone")
         with contextlib.suppress(OSError):
-            os.utime(self._path(digest))  # used now: the last to go when room is needed
+            os.utime(path)  # used now: the last to go when room is needed
+            after = _state(path)
+            if after[:2] == state[:2]:  # the file that was hashed
+                self._verified[digest] = after
         return self._remember(key, Engine(model, outputs))
 
     def _make_room(self, newest: str) -> None:
@@ -136,6 +143,12 @@ class Prefixes:
 
     def _path(self, digest: str) -> Path:
         return self._folder / f"{digest}.onnx"
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Differs once a file was replaced or written to."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _is_alive(pid: str) -> bool:
