@@ -11,15 +11,13 @@ start of a cold epoch.
 
 from __future__ import annotations
 
-import json
-import queue
+import math
 import secrets
 import statistics
-import subprocess
 import tempfile
-import threading
 import time
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from bench.peers.prepare import ITS_OWN
 from bench.peers.stages import Bound, Stages, bound
 from bench.result import Result
 from bench.rig import Host, Link, Rig, RigError, RigUp
-from bench.rig.python import python, python_env
+from bench.rig.python import python_env
 from bench.rig.traffic import mbit_per_s
 
 TITLES = {"lite0": "EfficientNet-lite0", "mobilenet": "MobileNetV3-small"}
@@ -44,7 +42,6 @@ PEERS = ("webdataset", "litdata", "mosaic", "ray")
 FAST = 1000.0
 READS = 256  # pictures that are read to measure reading alone
 CLASSES = 100  # outputs of the head; the grocery pictures have 81 classes
-_ANSWERS_WITHIN_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def sweep(size: Size, quick: bool, console: Console) -> Result:
         links={"trainer": Link(FAST)},
         store=Host("store", cores=(0,)),
     )
-    with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch, RigUp(rig) as up:
+    with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch, RigUp(rig) as up, ExitStack() as stack:
         folder, what = pictures.folder(Path(scratch), size.num_pictures)
         console.print(f"{what}; {', '.join(size.sides)}; {size.repeats} rounds of cold epochs")
         store = up.start_store()
@@ -88,21 +85,20 @@ def sweep(size: Size, quick: bool, console: Console) -> Result:
         node = up.start_node("storage", [f"s3://{BUCKET}"], env=env)
         about["node"] = node.address
         # They import what they need on the trainer's core while the other one is busy with the upload.
-        sides = [(RaySide if name == "ray" else Side)(up, name, about, env) for name in size.sides]
+        sides = [stack.enter_context(closing(_side(up, name, about, env))) for name in size.sides]
         with console.status("uploading the pictures in every side's format"):
             counts = up.call("storage", "bench.peers.prepare:prepare", env=env, folder=str(folder), sides=size.sides)
         console.print(f"objects: {', '.join(f'{side} {count}' for side, count in counts.items())}", style="dim")
         links = {rate: measure_link(up, rate) for rate in size.rates}
         settle(up)
         fetch = measure_fetch(up, env)
-        stages = {model: measure_stages(up, env, model, fetch, console) for model in size.models}
         points = []
         for model in size.models:
-            for rate in size.rates:
-                limit = bound(stages[model], links[rate] * 1e6 / 8)
-                there = [side for side in sides if side.name not in PEERS or model in size.peers_with]
-                points.append(measure_point(up, there, model, rate, limit, size, console))
-    return result(points, stages, links, what, size, quick)
+            with closing(StagesOf(up, env, model, fetch)) as stages:
+                for rate in size.rates:
+                    there = [side for side in sides if side.name not in PEERS or model in size.peers_with]
+                    points.append(measure_point(up, there, model, rate, links[rate], stages, size, console))
+    return result(points, links, what, size, quick)
 
 
 # What is measured before the sweep
@@ -124,15 +120,30 @@ def measure_fetch(up: RigUp, env: dict[str, str]) -> dict[str, float]:
     return {**found, "store_s": store_s}
 
 
-def measure_stages(up: RigUp, env: dict[str, str], model: str, fetch: dict[str, float], console: Console) -> Stages:
-    with console.status(f"measuring every stage of {TITLES[model]} alone"):
-        here = up.call("trainer", "bench.peers.stages:trainer", env=env, model=model, num_classes=CLASSES)
-        there = up.call(
-            "storage", "bench.peers.stages:storage", env=env, model=model, prefix=here.pop("prefix"), count=READS
+class StagesOf:
+    """Every stage of one model, measured alone, as often as it is asked for."""
+
+    def __init__(self, up: RigUp, env: dict[str, str], model: str, fetch: dict[str, float]) -> None:
+        self._here = up.open("trainer", "bench.peers.stages:OnTrainer", env=env, model=model, num_classes=CLASSES)
+        self._fixed = {**fetch, **self._here.ask(do="sizes")}
+        self._fixed["cuts"] = tuple(map(tuple, self._fixed["cuts"]))
+        prefix = self._fixed.pop("prefix")
+        self._there = up.open(
+            "storage", "bench.peers.stages:OnStorage", env=env, model=model, prefix=prefix, count=READS
         )
-    stages = Stages(cuts=tuple(map(tuple, here.pop("cuts"))), **here, **there, **fetch)
-    console.print(f"{TITLES[model]}, each stage alone, pictures/s: {alone(stages)}", style="dim")
-    return stages
+
+    def measure(self) -> Stages:
+        return Stages(**self._fixed, **self._here.ask(do="time"), **self._there.ask())
+
+    def close(self) -> None:
+        self._here.close()
+        self._there.close()
+
+
+def median(stages: list[Stages]) -> Stages:
+    """Of each stage."""
+    names = [name for name in Stages.__annotations__ if name.endswith("_s")]
+    return replace(stages[0], **{name: statistics.median(getattr(each, name) for each in stages) for name in names})
 
 
 def alone(stages: Stages) -> str:
@@ -149,32 +160,18 @@ class Side:
     def __init__(self, up: RigUp, name: str, about: dict[str, Any], env: dict[str, str]) -> None:
         self.name = name
         self._up = up
-        self._log = up.folder / f"side-{name}.log"
-        with self._log.open("wb") as log:
-            self._process = up.popen(
-                "trainer", python("bench.peers.worker", name), env=env, text=True, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=log,
-            )  # fmt: skip
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
-        self._tell(about)
-        self._is_up = False
-
-    def ask(self, within_s: float = _ANSWERS_WITHIN_S, **command: Any) -> dict[str, Any]:
-        """Give a command and wait for its answer."""
-        if not self._is_up:
-            self._hear(within_s)
-            self._is_up = True
-        self._tell(command)
-        return self._hear(within_s)
+        self._worker = up.open("trainer", "bench.peers.worker:Worker", env=env, side=name, **about)
 
     def open(self, model: str, rate: float) -> dict[str, Any]:
-        return self.ask(do="open", model=model, mbit_per_s=rate)
+        """Make ready for this model and link."""
+        found: dict[str, Any] = self._worker.ask(do="open", model=model, mbit_per_s=rate)
+        return found
 
     def measure(self, rate: float, seconds: float, epoch: int) -> dict[str, float]:
         before = self._up.usage("trainer")
-        found = self.ask(do="measure", seconds=seconds, epoch=epoch)
+        found = self._worker.ask(do="measure", seconds=seconds, epoch=epoch)
         used = self._up.usage("trainer").since(before)
+        self._worker.ask(do="rest")
         return {
             **found,
             "images_per_s": found["images"] / found["seconds"],
@@ -182,34 +179,13 @@ class Side:
             "cpu_s_per_image": used.cpu_s / found["images"],
         }
 
+    def let_go(self) -> None:
+        """Of what was opened last."""
+        self._worker.ask(do="close")
+
     def close(self) -> None:
-        self.ask(do="close")
-
-    def _tell(self, what: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        try:
-            print(json.dumps(what), file=self._process.stdin, flush=True)
-        except OSError:
-            raise self._fault("ended") from None
-
-    def _hear(self, within_s: float) -> dict[str, Any]:
-        try:
-            line = self._lines.get(timeout=within_s)
-        except queue.Empty:
-            raise self._fault(f"did not answer within {within_s:g} s") from None
-        if not line:
-            raise self._fault("ended")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
-
-    def _fault(self, what: str) -> RigError:
-        return RigError(f"the side {self.name} {what}; it wrote:\n{self._log.read_text(errors='replace')[-4000:]}")
+        """End the process; killed with the rig, some loaders would leave named memory behind."""
+        self._worker.close()
 
 
 class RaySide(Side):
@@ -220,6 +196,7 @@ class RaySide(Side):
         self._env = {**env, "RAY_HEAD": self._head, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self._env["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
         self._scratch = Path(about["scratch"])
+        self._log = up.folder / "ray.log"
         super().__init__(up, name, about, self._env)
 
     def open(self, model: str, rate: float) -> dict[str, Any]:
@@ -236,20 +213,24 @@ class RaySide(Side):
                 with self._log.open("ab") as log:
                     cluster.append(up.popen(host, command, env=self._env, stdout=log, stderr=log))
                 time.sleep(5)
-            self.ask(do="open", model=self._model, mbit_per_s=rate)
+            super().open(self._model, rate)
             up.set_rate("trainer", rate)
             return super().measure(rate, seconds, epoch)
         finally:
             up.set_rate("trainer", FAST)
-            self.ask(do="close")
+            super().let_go()
             for process in cluster[::-1]:
                 process.terminate()
             for process in cluster:
                 process.wait()
             up.set_rate("trainer", rate)
 
-    def close(self) -> None:
+    def let_go(self) -> None:
         pass
+
+
+def _side(up: RigUp, name: str, about: dict[str, Any], env: dict[str, str]) -> Side:
+    return (RaySide if name == "ray" else Side)(up, name, about, env)
 
 
 @dataclass
@@ -258,9 +239,14 @@ class Point:
 
     model: str
     rate: float
-    limit: Bound
+    link_bytes_per_s: float
     measured: dict[str, list[dict[str, float]]]
+    stages: list[Stages] = field(default_factory=list)
     plan: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def limit(self) -> Bound:
+        return bound(median(self.stages), self.link_bytes_per_s)
 
     def median(self, side: str, key: str) -> float:
         return statistics.median(each[key] for each in self.measured[side])
@@ -282,19 +268,30 @@ class Point:
 
 
 def measure_point(
-    up: RigUp, sides: list[Side], model: str, rate: float, limit: Bound, size: Size, console: Console
+    up: RigUp,
+    sides: list[Side],
+    model: str,
+    rate: float,
+    link_mbit_per_s: float,
+    stages: StagesOf,
+    size: Size,
+    console: Console,
 ) -> Point:
-    point = Point(model, rate, limit, {side.name: [] for side in sides})
+    point = Point(model, rate, link_mbit_per_s * 1e6 / 8, {side.name: [] for side in sides})
     for side in sides:
         up.set_rate("trainer", rate, None if size.thin_upload else FAST)
         opened = side.open(model, rate)
         if side.name == "headwater":
             point.plan = opened
     for number in range(size.repeats):
+        up.set_rate("trainer", FAST)
+        settle(up)
+        point.stages.append(stages.measure())
         for side in sides if number % 2 == 0 else sides[::-1]:
             point.measured[side.name].append(measure(up, side, rate, number, size))
     for side in sides:
-        side.close()
+        side.let_go()
+    limit = point.limit
     said = ", ".join(f"{name} {point.rate_of(name):.1f}" for name in point.measured)
     console.print(
         f"{TITLES[model]} at {rate:g} Mbit/s, pictures/s: {said}; bound {limit.per_s:.1f} "
@@ -333,7 +330,6 @@ def settle(up: RigUp, quiet_s: float = 0.4, within_s: float = 60.0) -> None:
 
 def result(
     points: list[Point],
-    stages: dict[str, Stages],
     links: dict[float, float],
     what: str,
     size: Size,
@@ -345,7 +341,7 @@ def result(
     numbers = {f"speedup_{model}_2mbit": speedup(model) for model in size.models}
     numbers |= {
         "min_vs_plain": min(point.vs_plain() for point in points),
-        "min_vs_best_peer": min(point.vs_best_peer() for point in points if point.has_peers()),
+        "min_vs_best_peer": min((point.vs_best_peer() for point in points if point.has_peers()), default=math.nan),
         "min_of_bound": min(point.of_bound() for point in points),
     }
     ends = [point for point in points if point.rate in (min(size.rates), max(size.rates))]
@@ -364,8 +360,9 @@ def result(
         notes.append(
             "Ray's clock starts when its first batch is there: its actor starts anew with each epoch, for seconds"
         )
-    for model, each in stages.items():
-        notes.append(f"{TITLES[model]}, each stage alone, pictures/s: {alone(each)}")
+    for model in size.models:
+        every = [each for point in points if point.model == model for each in point.stages]
+        notes.append(f"{TITLES[model]}, each stage alone, pictures/s: {alone(median(every))}")
     return Result(
         name="offload",
         quick=quick,

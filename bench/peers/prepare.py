@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import obstore
 from obstore.store import from_url
@@ -31,7 +29,6 @@ def prepare(folder: str, sides: list[str]) -> dict[str, int]:
     # nearly in the order of the files.
     random.Random(0).shuffle(samples)
     store = from_url(f"s3://{BUCKET}", client_options={"allow_http": True}, virtual_hosted_style_request=False)
-    await_writes(store)
     counts = {}
     for side in (side for side in sides if side in ITS_OWN):
         with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
@@ -42,17 +39,3 @@ def prepare(folder: str, sides: list[str]) -> dict[str, int]:
                 list(pool.map(lambda file: obstore.put(store, f"{side}/{file.relative_to(root)}", file), files))  # noqa: B023
             counts[side] = len(files)
     return counts
-
-
-def await_writes(store: Any, within_s: float = 60.0) -> None:
-    """SeaweedFS answers before the part of it that holds the data has joined; until then every write fails."""
-    deadline = time.monotonic() + within_s
-    while True:
-        try:
-            obstore.put(store, "first", b"")
-            obstore.delete(store, "first")
-            return
-        except obstore.exceptions.BaseError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)

@@ -1,6 +1,8 @@
 """What each stage of the work costs alone, on the core where a side would do it; and the bound that follows.
 
-Owns `Stages` and `bound`. The functions called in hosts of the rig measure one stage each, with nothing beside it.
+Owns `Stages` and `bound`. What runs in hosts of the rig measures one stage after the other, with nothing beside it, and
+again whenever it is asked: the machine is not equally fast all the time, and a bound should be of the same minutes as
+what it is compared with.
 """
 
 from __future__ import annotations
@@ -85,27 +87,34 @@ def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
     return max(found, key=lambda each: each.per_s)
 
 
-def storage(model: str, prefix: str, count: int) -> dict[str, float]:
-    """Runs in the storage host, unshaped: reads, decodes and infers, one after the other."""
-    import onnxruntime as ort
+class OnStorage:
+    """Runs in the storage host: reads, decodes and infers, one after the other."""
 
-    transforms = TRANSFORMS[model]
-    read_s, data = _read(count)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = ort.InferenceSession(Path(prefix).read_bytes(), options, providers=["CPUExecutionProvider"])
-    (name,) = (each.name for each in session.get_inputs())
-    pixels = np.stack([transforms.pixels(each, "") for each in data[:BATCH]])
-    rows = transforms.finish(pixels)
-    return {
-        "near_read_s": read_s,
-        "near_pixels_s": _median_s(lambda: [transforms.pixels(each, "") for each in data[:BATCH]]) / BATCH,
-        "near_floats_s": _median_s(lambda: transforms.finish(pixels, rows)) / BATCH,
-        # The faster of the two sizes that a node would take.
-        "near_prefix_s": min(
-            _median_s(lambda size=size: session.run(None, {name: rows[:size]})) / size for size in (BATCH // 2, BATCH)
-        ),
-    }
+    def __init__(self, model: str, prefix: str, count: int) -> None:
+        import onnxruntime as ort
+
+        self._transforms = TRANSFORMS[model]
+        self._count = count
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session = ort.InferenceSession(Path(prefix).read_bytes(), options, providers=["CPUExecutionProvider"])
+        (self._input,) = (each.name for each in self._session.get_inputs())
+
+    def __call__(self) -> dict[str, float]:
+        transforms, session, name = self._transforms, self._session, self._input
+        read_s, data = _read(self._count)
+        pixels = np.stack([transforms.pixels(each, "") for each in data[:BATCH]])
+        rows = transforms.finish(pixels)
+        return {
+            "near_read_s": read_s,
+            "near_pixels_s": _median_s(lambda: [transforms.pixels(each, "") for each in data[:BATCH]]) / BATCH,
+            "near_floats_s": _median_s(lambda: transforms.finish(pixels, rows)) / BATCH,
+            # The faster of the two sizes that a node would take.
+            "near_prefix_s": min(
+                _median_s(lambda size=size: session.run(None, {name: rows[:size]})) / size
+                for size in (BATCH // 2, BATCH)
+            ),
+        }
 
 
 def fetch(count: int) -> dict[str, float]:
@@ -118,46 +127,63 @@ def fetch(count: int) -> dict[str, float]:
     return {"fetch_s": fetch_s, "num_reads": num_reads, "jpeg_bytes": sum(map(len, data)) / count}
 
 
-def trainer(model: str, num_classes: int) -> dict[str, Any]:
-    """Runs in the trainer's host: decode, the frozen part, the head's step; and the prefix as a node would get it."""
-    import torch
+class OnTrainer:
+    """Runs in the trainer's host: decode, the frozen part, the head's step."""
 
-    from bench.models import keep_blocks
-    from bench.peers.common import Learner
-    from headwater.core.cut import smallest_cut
-    from headwater.core.profile import spread
-    from headwater.model.capture import capture
-    from headwater.model.cuts import cuts
-    from headwater.model.places import time_places
-    from headwater.model.ship import ship
+    def __init__(self, model: str, num_classes: int) -> None:
+        import torch
 
-    keep_blocks()
-    torch.set_num_threads(1)
-    learner = Learner(model, num_classes)
-    _, data = _read(BATCH)
-    x = torch.from_numpy(np.stack([learner.pixels(each) for each in data]))
-    y = torch.zeros(BATCH, dtype=torch.int64)
-    features = learner.frozen(x)
-    found = {
-        "pixels_s": _median_s(lambda: [learner.pixels(each) for each in data]) / BATCH,
-        "forward_s": _median_s(lambda: learner.frozen(x)) / BATCH,
-        "step_s": _median_s(lambda: learner.train_step(features, y)) / BATCH,
-    }
-    captured = capture(learner.model, (torch.zeros(2, 3, 224, 224),))
-    pixel_bytes = learner.transforms.pixel_spec.row_bytes
-    every = cuts(captured)
-    cut = smallest_cut(every, "fp16", pixel_bytes)
-    images = (torch.zeros(8, 3, 224, 224).contiguous(memory_format=torch.channels_last),)
-    shares = spread(1.0, time_places(captured, images, cut.index))
-    usable = [each for each in every[1 : cut.index + 1] if each.legal]
-    found |= {
-        "pixel_bytes": pixel_bytes,
-        "cuts": [
-            (each.name, shares[each.index], 2 * sum(int(np.prod(spec.shape)) for spec in each.boundary))
-            for each in usable
-        ],
-    }
-    return {**found, "prefix": str(ship(captured, cut).path)}
+        from bench.models import keep_blocks
+        from bench.peers.common import Learner
+
+        keep_blocks()
+        torch.set_num_threads(1)
+        self._learner = Learner(model, num_classes)
+        self._y = torch.zeros(BATCH, dtype=torch.int64)
+
+    def __call__(self, do: str) -> dict[str, Any]:
+        found: dict[str, Any] = getattr(self, do)()
+        return found
+
+    def time(self) -> dict[str, float]:
+        import torch
+
+        learner = self._learner
+        _, data = _read(BATCH)
+        x = torch.from_numpy(np.stack([learner.pixels(each) for each in data]))
+        features = learner.frozen(x)
+        return {
+            "pixels_s": _median_s(lambda: [learner.pixels(each) for each in data]) / BATCH,
+            "forward_s": _median_s(lambda: learner.frozen(x)) / BATCH,
+            "step_s": _median_s(lambda: learner.train_step(features, self._y)) / BATCH,
+        }
+
+    def sizes(self) -> dict[str, Any]:
+        """Every cut that may be used, the bytes of pixels, and the prefix as a node would get it."""
+        import torch
+
+        from headwater.core.cut import smallest_cut
+        from headwater.core.profile import spread
+        from headwater.model.capture import capture
+        from headwater.model.cuts import cuts
+        from headwater.model.places import time_places
+        from headwater.model.ship import ship
+
+        captured = capture(self._learner.model, (torch.zeros(2, 3, 224, 224),))
+        pixel_bytes = self._learner.transforms.pixel_spec.row_bytes
+        every = cuts(captured)
+        cut = smallest_cut(every, "fp16", pixel_bytes)
+        images = (torch.zeros(8, 3, 224, 224).contiguous(memory_format=torch.channels_last),)
+        shares = spread(1.0, time_places(captured, images, cut.index))
+        return {
+            "pixel_bytes": pixel_bytes,
+            "cuts": [
+                (each.name, shares[each.index], 2 * sum(int(np.prod(spec.shape)) for spec in each.boundary))
+                for each in every[1 : cut.index + 1]
+                if each.legal
+            ],
+            "prefix": str(ship(captured, cut).path),
+        }
 
 
 def _read(count: int, passes: int = PASSES) -> tuple[float, list[Any]]:

@@ -1,21 +1,13 @@
-"""One side of `bench offload` in a process that lives for the whole benchmark: `python -m bench.peers.worker SIDE`.
+"""One side of `bench offload`, in a process that lives for the whole benchmark; `RigUp.open` starts it.
 
-Takes commands as lines of JSON, first the side's `Place` (and the node's address), then:
-
-    {"do": "open", "model": NAME, "mbit_per_s": R}      build or plan what can be reused over epochs
-    {"do": "measure", "seconds": S, "epoch": N}         train on epoch N from its start, for S seconds or to its end
-    {"do": "close"}                                     let go of what is open
-
-and answers each with one line. Owns what a measurement is: it ends with the first step that ends after S seconds, and
-counts whole steps only, from the moment the first batch is asked for.
+Owns what a measurement is: it ends with the first step that ends after so many seconds, and counts whole steps only,
+from the moment the first batch is asked for.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -62,23 +54,60 @@ class Peer:
             self._module.close()
 
 
-def measure(side: Any, seconds: float, epoch: int) -> tuple[dict[str, float], Iterator[int]]:
-    """What a time-boxed epoch came to, and its iterator, which the caller closes once it has told."""
-    steps = side.start(epoch)()
-    start = time.perf_counter()
-    num_images, taken_s, first_s, first_images = 0, 0.0, 0.0, 0
-    for count in steps:
-        taken_s = time.perf_counter() - start
-        num_images += count
-        if not first_images:
-            first_s, first_images = taken_s, count
-        if taken_s >= seconds:
-            break
-    found = {"images": num_images, "seconds": taken_s, "first_s": first_s, "memory_bytes": memory_bytes()}
-    # Without what comes once an epoch, until the first step is done.
-    if num_images > first_images:
-        found["steady_per_s"] = (num_images - first_images) / (taken_s - first_s)
-    return found, steps
+class Worker:
+    """A side that is told what to do, one thing at a time."""
+
+    def __init__(self, side: str, scratch: str, num_pictures: int, num_classes: int, node: str) -> None:
+        keep_blocks()
+        torch.set_num_threads(1)
+        self._place = Place(Path(scratch), num_pictures, num_classes)
+        self._steps: Iterator[int] | None = None
+        if side == "headwater":
+            from bench.peers.near import Near
+
+            self._side: Any = Near(self._place, node)
+        else:
+            self._side = Peer(side, self._place)
+
+    def __call__(self, do: str, **arguments: Any) -> Any:
+        return getattr(self, do)(**arguments)
+
+    def open(self, model: str, mbit_per_s: float) -> dict[str, Any]:
+        """Build or plan what can be reused over epochs."""
+        learner = Learner(model, self._place.num_classes)
+        warm(learner)
+        found: dict[str, Any] = self._side.open(learner, mbit_per_s)
+        return found
+
+    def measure(self, seconds: float, epoch: int) -> dict[str, float]:
+        """Train on this epoch from its start, for so long or to its end. What is still under way goes on until `rest`:
+        the caller first reads what was used."""
+        self._steps = self._side.start(epoch)()
+        start = time.perf_counter()
+        num_images, taken_s, first_s, first_images = 0, 0.0, 0.0, 0
+        for count in self._steps:
+            taken_s = time.perf_counter() - start
+            num_images += count
+            if not first_images:
+                first_s, first_images = taken_s, count
+            if taken_s >= seconds:
+                break
+        found = {"images": num_images, "seconds": taken_s, "first_s": first_s, "memory_bytes": memory_bytes()}
+        # Without what comes once an epoch, until the first step is done.
+        if num_images > first_images:
+            found["steady_per_s"] = (num_images - first_images) / (taken_s - first_s)
+        return found
+
+    def rest(self) -> None:
+        """End the epoch."""
+        if self._steps is not None:
+            self._steps.close()  # type: ignore[attr-defined]
+            self._steps = None
+        gc.collect()  # loaders end their threads and processes when they go
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        self._side.close()
 
 
 def memory_bytes() -> int:
@@ -96,47 +125,6 @@ def memory_bytes() -> int:
     return found
 
 
-def main() -> None:
-    # What libraries print goes to standard error; standard output is for answers alone.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def answer(found: dict[str, Any]) -> None:
-        print(json.dumps(found), file=answers, flush=True)
-
-    keep_blocks()
-    torch.set_num_threads(1)
-    about = json.loads(sys.stdin.readline())
-    place = Place(Path(about["scratch"]), about["num_pictures"], about["num_classes"])
-    if sys.argv[1] == "headwater":
-        from bench.peers.near import Near
-
-        side: Any = Near(place, about["node"])
-    else:
-        side = Peer(sys.argv[1], place)
-    answer({})
-    for line in sys.stdin:
-        command = json.loads(line)
-        if command["do"] == "open":
-            learner = Learner(command["model"], place.num_classes)
-            warm(learner)
-            answer(side.open(learner, command["mbit_per_s"]))
-        elif command["do"] == "measure":
-            found, steps = measure(side, command["seconds"], command["epoch"])
-            answer(found)
-            steps.close()
-            del steps
-            gc.collect()  # loaders end their threads and processes when they go
-        else:
-            side.close()
-            answer({})
-    side.close()
-
-
 def warm(learner: Learner) -> None:
     """The first step of a process is slow, whatever side it is."""
     learner.train_step(torch.zeros(BATCH, 224, 224, 3, dtype=torch.uint8), torch.zeros(BATCH, dtype=torch.int64))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
 import subprocess
@@ -12,11 +11,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-
-from obstore.exceptions import BaseError
-from obstore.store import S3Store
 
 from bench.rig.description import RigError
 
@@ -99,7 +94,7 @@ def forget_sockets(folder: Path) -> None:
 
 
 def await_answer(store: Store, asking: subprocess.Popen[bytes]) -> None:
-    """Wait for `asking`, a process in the store's host that runs `ask` there: nobody outside the rig can reach it."""
+    """Wait for `asking`, which runs `bench.rig.asking` in a host of the rig: nobody outside can reach the store."""
     while asking.poll() is None:
         if store.process.poll() is not None:
             break
@@ -109,24 +104,3 @@ def await_answer(store: Store, asking: subprocess.Popen[bytes]) -> None:
         store.process.kill()
         said = store.log.read_text(errors="replace")
         raise RigError(f"the store on {store.host} did not start; it wrote:\n{said[-2000:]}")
-
-
-def ask() -> bool:
-    """Write an object until that works; whether it did. The S3 door opens before there is room behind it."""
-    store = S3Store(
-        "rig-is-up", config={"endpoint": os.environ["AWS_ENDPOINT_URL"], "virtual_hosted_style_request": False},
-        client_options={"allow_http": True, "timeout": timedelta(seconds=5)}, retry_config={"max_retries": 0},
-    )  # fmt: skip
-    deadline = time.monotonic() + UP_WITHIN_S
-    while time.monotonic() < deadline:
-        try:
-            store.put("yes", b"yes")
-        except BaseError:
-            time.sleep(0.1)
-        else:
-            return True
-    return False
-
-
-if __name__ == "__main__":
-    sys.exit(0 if ask() else 1)

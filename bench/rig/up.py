@@ -147,13 +147,15 @@ class RigUp:
             )
         )
 
-    def open(self, host: str, factory: str, *, env: Mapping[str, str] | None = None, **arguments: Any) -> Remote:
+    def open(self, host: str, factory: str, /, *, env: Mapping[str, str] | None = None, **arguments: Any) -> Remote:
         """What `factory` ("package.module:name") makes in a Python process in the host, to be asked more than once."""
-        process = self.popen(
-            host, python("bench.rig.answer", factory), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**python_env(), **(env or {})},
-        )  # fmt: skip
-        return Remote(f"{factory} on {host}", process, **arguments)
+        log = self._log(f"{factory.partition(':')[2]}-{host}")
+        with log.open("wb") as file:
+            process = self.popen(
+                host, python("bench.rig.answer", factory), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=file, env={**python_env(), **(env or {})},
+            )  # fmt: skip
+        return Remote(f"{factory} on {host}", process, log, **arguments)
 
     def start_node(
         self,
@@ -185,7 +187,7 @@ class RigUp:
             log = self._log(f"store-{host}")
             process = self._logged(host, command, log, dict(os.environ), cwd=folder)
             store = Store(host, endpoint, env, process, log)
-            stores.await_answer(store, self.popen(host, python("bench.rig.store"), env={**python_env(), **env}))
+            stores.await_answer(store, self.popen(host, python("bench.rig.asking"), env={**python_env(), **env}))
         return store
 
     # Links and limits

@@ -93,6 +93,29 @@ def test_a_link_that_comes_and_goes_is_followed_no_faster_than_allowed(make):
     assert all(later - earlier >= 10 for earlier, later in pairwise(places))
 
 
+def test_a_link_that_got_slow_is_tried_and_believed_once_it_is_fast_again(make):
+    run = Run(make)
+    assert run.machine.lowered() == {}
+    run.window(link=0.025)
+    run.window(link=0.025)
+    (name,) = run.machine.lowered()
+    assert run.machine.lowered() == {name: pytest.approx(0.025 * DOWN)}
+    assert run.machine.tried({name: 0.03 * DOWN}) == []
+    (decision,) = run.machine.tried({name: 0.8 * DOWN})
+    assert decision.rig.links[0].down_bytes_per_s == pytest.approx(0.8 * DOWN)
+    assert run.machine.lowered() == {}
+
+
+@given(st.floats(0, 10), st.floats(0.01, 10))
+def test_a_try_never_makes_a_link_slower(make, tried, link):
+    run = Run(make)
+    run.window(link=link)
+    run.window(link=link)
+    before = run.machine.rig.links[0].down_bytes_per_s
+    run.machine.tried({run.rig.nodes[0].name: tried * DOWN})
+    assert run.machine.rig.links[0].down_bytes_per_s >= before
+
+
 def test_what_slows_every_link_slows_the_port_and_the_way_to_the_store(make):
     fast = Link(DOWN * 10, DOWN * 10)
     run = Run(make, num_nodes=2, trainer_link=fast, store_link=fast)

@@ -125,3 +125,15 @@ def test_inline_there_is_nothing_to_measure_and_the_fewest_bytes_cross(pictures)
     with hw.near(network(), pictures, transforms=TRANSFORMS, nodes="inline") as job:
         assert job.ranking is None
         assert job.plan.cut_name == "1.1"
+
+
+def test_what_is_larger_than_a_node_takes_is_not_offered(pictures, start_node):
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 4, 3, stride=4), nn.Flatten(), nn.Linear(256, 2048), nn.ReLU()]  # the third: 2.1 MB
+    model = hw.freeze(nn.Sequential(*body, nn.Linear(2048, 3)), until="4")
+    node = start_node(pictures, options=("--max-upload", "0.002"))
+    with hw.near(model, pictures, transforms=TRANSFORMS, nodes=[node.address], batch_size=4) as job:
+        offered = [cut.name for cut in job.measured.offered]
+        assert "1" in offered
+        assert "2" not in offered
+        assert len(list(job.loader)) == len(job.loader)

@@ -11,6 +11,7 @@ What holds (tests/core/test_replan.py explores it exhaustively):
 3. Between two decisions at least `min_chunks` chunks pass; twice as many after each that left the plan as it was.
 4. A rate that is lower only because nobody asked for more (the trainer did not wait), because there was no more to
    carry (the node made no more) or because the run was never meant to fill the link is not taken for a slow link.
+5. A link that is believed as fast as when the run began is never tried; one that was tried is never believed slower.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Replanner:
         self._cuts = tuple(cuts)
         self._profile = profile
         self._min_chunks = self._pause = min_chunks
-        self._rig = rig
+        self._rig = self._first = rig
         self._since = min_chunks  # chunks since the last decision; the first may come as soon as it is sure
         self._streaks: dict[tuple[str, str], _Streak] = {}
         self._plan = plan
@@ -152,6 +153,32 @@ class Replanner:
         self._streaks = {key: self._longer(key, ratio, waited) for key, ratio in self._readings(seen).items()}
         sure = {key: streak for key, streak in self._streaks.items() if streak.length >= IN_A_ROW}
         if not sure or self._since < self._pause:
+            return []
+        self._rig, why = self._changed(sure)
+        self._since = 0
+        self._price()
+        return [Replan(self._rig, why)]
+
+    def lowered(self) -> dict[str, float]:
+        """The nodes whose links are believed to be slower than when the run began, and what they are believed to carry.
+
+        A plan for a slow link may ask so little of it that nothing tells when it is fast again; these are worth a try.
+        """
+        links = zip(self._rig.nodes, self._first.links, self._rig.links, strict=True)
+        return {
+            device.name: now.down_bytes_per_s
+            for device, first, now in links
+            if now.down_bytes_per_s < first.down_bytes_per_s * (1 - TOLERANCE)
+        }
+
+    def tried(self, link_bytes_per_s: Mapping[str, float]) -> list[Replan]:
+        """Links were tried beside the run, and carried at least so much."""
+        sure = {
+            ("link", device.name): _Streak(1, IN_A_ROW, ratio)
+            for device, link in zip(self._rig.nodes, self._rig.links, strict=True)
+            if (ratio := link_bytes_per_s.get(device.name, 0.0) / self._believed_down(link)[1]) > 1 + TOLERANCE
+        }
+        if not sure:
             return []
         self._rig, why = self._changed(sure)
         self._since = 0

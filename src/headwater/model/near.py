@@ -98,6 +98,8 @@ class NearModel(nn.Module):
         self._stamps = Stamps.of(captured.model)
         reference = flow(captured)
         self._described = _describe(reference)
+        seen: set[Node] = set()
+        self._used = tuple(_constants(reference, place, seen) for place in reference.places)
         self._forget()
         self._flows[tuple(training for _, training in captured.modes), _device(captured.model)] = reference
 
@@ -111,6 +113,10 @@ class NearModel(nn.Module):
             )
         rows: Rows = args[0]
         return self._suffix_for(rows)(*rows.tensors)
+
+    def check_cut(self, index: int) -> None:
+        """Fail if a tensor in front of this cut is trainable by now, or has other values than when it was captured."""
+        self._stamps.check(Census.of(self.original), tuple(chain.from_iterable(self._used[:index])))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _CACHES}
@@ -249,8 +255,12 @@ def _lone_row_fault(whole: Flow, index: int) -> str:
 
 def tensors_in_front(whole: Flow, index: int) -> tuple[str, ...]:
     seen: set[Node] = set()
-    needed = [node for place in whole.places[:index] for node in whole.with_constants(place, seen)]
-    return tuple(str(node.target) for node in needed if node.op == "get_attr")
+    return tuple(chain.from_iterable(_constants(whole, place, seen) for place in whole.places[:index]))
+
+
+def _constants(whole: Flow, place: Node, seen: set[Node]) -> tuple[str, ...]:
+    """The tensors that this place needs and that were not seen before."""
+    return tuple(str(node.target) for node in whole.with_constants(place, seen) if node.op == "get_attr")
 
 
 def _rebind(module: GraphModule, name: str, tensor: Tensor) -> None:

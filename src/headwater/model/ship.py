@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from headwater.core.cut import Cut, refusal
+from headwater.core.cut import Cut, offered_cuts, refusal
 from headwater.core.spec import Boundary, TensorSpec
 from headwater.errors import ImpureError, ModelError
 from headwater.model.capture import Captured, first_lines
@@ -39,6 +39,7 @@ from headwater.model.split import prefixes_module
 FORMAT = 1
 # A protobuf message, and so a self-contained ONNX file, ends here.
 MAX_BYTES = 2**31 - 1
+_NOT_WEIGHTS = 1 << 20  # what a file has beside the weights is taken to be less than this
 # Rows run alone and in a batch differ by rounding only; a batch-dependent prefix differs by the size of the values.
 ALONE_TOLERANCE = 1e-2
 
@@ -70,6 +71,25 @@ def default_cache() -> Path:
 
 def ship(captured: Captured, *cuts: Cut, cache_dir: str | os.PathLike[str] | None = None) -> Shipped:
     """The prefix up to the last of `cuts`, with what crosses at each, as an ONNX file; exported once, then cached."""
+    shipped = _shipped(captured, cuts, cache_dir, export=True)
+    assert shipped is not None
+    return shipped
+
+
+def shipped_before(captured: Captured, *cuts: Cut, cache_dir: str | os.PathLike[str] | None = None) -> Shipped | None:
+    """The same if it was exported before, else None."""
+    return _shipped(captured, cuts, cache_dir, export=False)
+
+
+def cuts_to_ship(cuts: Sequence[Cut], max_upload_bytes: Iterable[int] = ()) -> tuple[Cut, ...]:
+    """The cuts to choose from that go into one file, which every node takes."""
+    largest = min([MAX_BYTES, *(limit - _NOT_WEIGHTS for limit in max_upload_bytes)])
+    return tuple(cut for cut in offered_cuts(cuts) if cut.index and cut.prefix_bytes < largest)
+
+
+def _shipped(
+    captured: Captured, cuts: Sequence[Cut], cache_dir: str | os.PathLike[str] | None, *, export: bool
+) -> Shipped | None:
     for cut in cuts:
         _check(cut)
     folder = default_cache() if cache_dir is None else Path(cache_dir)
@@ -79,6 +99,8 @@ def ship(captured: Captured, *cuts: Cut, cache_dir: str | os.PathLike[str] | Non
     outputs = _output_names(captured.inputs, [specs[place][1] for place in range(len(specs))])
     key = _key(prefix, captured.inputs, outputs)
     found = _find(folder, key)
+    if found is None and not export:
+        return None
     if found is None:
         owners = [specs[place][0] for place in range(len(specs))]
         _check_rows_alone(prefix, captured, owners, outputs)

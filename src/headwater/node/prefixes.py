@@ -31,7 +31,7 @@ class Prefixes:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._max_total_bytes = FILES_KEPT * max_bytes
         self._lock = threading.Lock()
         self._engines: OrderedDict[_Key, Engine] = OrderedDict()
@@ -53,9 +53,9 @@ class Prefixes:
             with os.fdopen(handle, "wb") as file:
                 for piece in pieces:
                     total += len(piece)
-                    if total > self._max_bytes:
+                    if total > self.max_bytes:
                         raise RefusedError(
-                            f"the prefix has more than {self._max_bytes / 1e9:.2f} GB, this node's limit; cut earlier, "
+                            f"the prefix has more than {self.max_bytes / 1e9:.2f} GB, this node's limit; cut earlier, "
                             "or raise the limit with `headwater serve --max-upload`"
                         )
                     sha.update(piece)

@@ -85,6 +85,7 @@ class Node(flight.FlightServerBase):
             "cores": min(float(self.num_threads), usable_cores()),
             "machine": machine(),
             "memory_bytes": memory_bytes(),
+            "max_upload_bytes": self._prefixes.max_bytes,
             "codecs": list(codecs.CODECS),
             "precisions": list(PRECISIONS),
             "engine": "onnxruntime",

@@ -221,10 +221,10 @@ def near(
         source = Source(setting, chosen)
         # Before the nodes go: an iterator that somebody still holds must not wait for them.
         stack.callback(source.close)
-        watch = None
+        watch, joined = None, NearModel(captured)
         if measured is not None:
             watch = Watch(source, clients, measured.offered, measured.profile, measured.rig, size, codecs,
-                          partial(store_link, samples))  # fmt: skip
+                          partial(store_link, samples), joined.check_cut)  # fmt: skip
             stack.callback(watch.close)
         loader = Loader(
             samples,
@@ -237,7 +237,7 @@ def near(
             world=world,
             on_bad_sample=on_bad_sample,
         )
-        return Job(NearModel(captured), loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
+        return Job(joined, loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
                    measured, watch)  # fmt: skip
 
 

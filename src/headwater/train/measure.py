@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwater.core.cut import Cut, legal_cuts, offered_cuts
+from headwater.core.cut import Cut, legal_cuts
 from headwater.core.draw import Draw
 from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts, check_profile, profile_faults, spread
 from headwater.core.rig import Device, Link, Rig
@@ -36,14 +36,14 @@ from headwater.errors import BadSampleError, ChangedError, ConfigError, Headwate
 from headwater.model.capture import Captured
 from headwater.model.near import NearModel, Rows
 from headwater.model.places import kernel_places, place_seconds, time_places
-from headwater.model.ship import MAX_BYTES, Shipped, ship
+from headwater.model.ship import Shipped, cuts_to_ship, ship
 from headwater.model.split import prefix_module
 from headwater.progress import Progress
 from headwater.train.client import NodeClient
 from headwater.version import VERSION
 
 log = logging.getLogger(__name__)
-_NOT_SHIPPED = "the prefix up to there can't be written as one ONNX file"
+_NOT_SHIPPED = "the prefix up to there can't be written as one ONNX file, or is larger than a node takes"
 
 NUM_SAMPLES = 48
 NODE_BATCH = 16
@@ -103,7 +103,7 @@ def measure(
     with progress.step("measuring the way to the store"):
         fetched = _fetch(samples, refs)
     shipped, export_s = None, 0.0
-    offered = [cut for cut in offered_cuts(cuts) if cut.index and cut.prefix_bytes < MAX_BYTES]
+    offered = cuts_to_ship(cuts, (int(hello["max_upload_bytes"]) for hello in hellos))
     if offered:
         with progress.step(f"exporting the prefix up to {offered[-1].name}"):
             start = time.perf_counter()
@@ -148,7 +148,7 @@ def measure(
     return Measured(profile, rig, shipped, all(client.has_prefix() for client in clients), tuple(cuts))
 
 
-def _ship(captured: Captured, offered: list[Cut]) -> Shipped | None:
+def _ship(captured: Captured, offered: tuple[Cut, ...]) -> Shipped | None:
     """All of these in one file; or the earlier ones, where what comes later has no ONNX form or mixes rows."""
     while offered:
         try:

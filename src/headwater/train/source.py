@@ -31,7 +31,7 @@ from headwater.data.wire import Chunk, Extraction
 from headwater.errors import ConfigError
 from headwater.model.capture import Captured
 from headwater.model.near import Rows
-from headwater.model.ship import Shipped, ship
+from headwater.model.ship import Shipped, cuts_to_ship, ship, shipped_before
 from headwater.model.split import prefix_module
 from headwater.progress import Progress
 from headwater.train.client import NodeClient
@@ -300,6 +300,8 @@ class Source:
         given = self._setting
         shipped = given.shipped
         if shipped is None or cut.index not in shipped.cuts:
+            shipped = self._shipped_before(cut)
+        if shipped is None:
             with given.progress.step(f"exporting the prefix up to {cut.name}"):
                 shipped = ship(given.captured, cut)
         for client in given.clients:
@@ -308,6 +310,18 @@ class Source:
                 with given.progress.step(f"sending the prefix ({shipped.num_bytes / 1e6:.1f} MB) to {client.name}"):
                     client.prepare()
         return shipped
+
+    def _shipped_before(self, cut: Cut) -> Shipped | None:
+        """The file of an earlier job that planned for itself, if it has this cut and every node has the file."""
+        given = self._setting
+        limits = [int(client.hello()["max_upload_bytes"]) for client in given.clients]
+        offered = cuts_to_ship(given.cuts, limits)
+        shipped = shipped_before(given.captured, *offered) if cut in offered else None
+        if shipped is None:
+            return None
+        for client in given.clients:
+            client.needs(shipped.digest, shipped.path)
+        return shipped if all(client.has_prefix() for client in given.clients) else None
 
 
 def rest_fault(cut: str | int) -> ConfigError:

@@ -32,6 +32,8 @@ POLL_S = 0.5
 WINDOW_S = 2.0
 CHUNKS = 4  # a window is at least as long as so many should take
 MEASURE_S = 0.5  # of each direction of a link, with nothing else on it
+TRY_AFTER_S, TRY_AT_MOST_EVERY_S = 20.0, 600.0  # a link that got slow is tried; each time in vain, half as often
+TRY_S = 0.25  # what a slow link carries in so long is sent over it to see whether it still takes so long
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ class Watch:
         size: JobSize,
         codecs: tuple[str, ...],
         measure_store: Callable[[], Link | None],
+        check_cut: Callable[[int], None] = lambda index: None,
     ) -> None:
+        """`check_cut` raises if what is in front of a cut is no longer what it was when the job began."""
         self._source = source
         self._clients = list(clients)
         self._cuts = tuple(cuts)
@@ -77,6 +81,9 @@ class Watch:
         self._size = replace(size, num_epochs=1)
         self._codecs = codecs
         self._measure_store = measure_store
+        self._check_cut = check_cut
+        self._try_every_s = TRY_AFTER_S
+        self._try_at = 0.0
         self._threads = {client.name: int(client.hello()["num_threads"]) for client in clients}
         self._cores = {device.name: device.cores for device in rig.nodes}
         self._replanner = Replanner(source.plan, self._cuts, profile, rig, batch_size=size.batch_size)
@@ -106,10 +113,27 @@ class Watch:
         if time.perf_counter() - before.at < self._window_s():
             return before
         now = self._read()
-        for decision in self._replanner.window(self._window(before, now)):
+        for decision in self._replanner.window(self._window(before, now)) or self._try_links():
             self._decide(decision)
+            self._try_every_s, self._try_at = TRY_AFTER_S, time.perf_counter() + TRY_AFTER_S
             return None
         return now
+
+    def _try_links(self) -> list[Replan]:
+        """Is a link that got slow fast again? Beside the run, which asks little of it."""
+        lowered = self._replanner.lowered()
+        if not lowered or time.perf_counter() < self._try_at:
+            return []
+        rates = {}
+        for client in self._clients:
+            if client.name in lowered:
+                num_bytes = int(lowered[client.name] * TRY_S) + 1
+                start = time.perf_counter()
+                client.download(num_bytes)
+                rates[client.name] = num_bytes / (time.perf_counter() - start)
+        self._try_at = time.perf_counter() + self._try_every_s
+        self._try_every_s = min(2 * self._try_every_s, TRY_AT_MOST_EVERY_S)
+        return self._replanner.tried(rates)
 
     def _window_s(self) -> float:
         each = estimate(self._source.plan, self._cuts, self._profile, self._replanner.rig, self._size)
@@ -166,7 +190,7 @@ class Watch:
             with self._source.held():
                 rig = self._measure(decision.rig)
             placed = all(client.has_prefix() for client in self._clients)
-            best = search(self._cuts, self._profile, rig, replace(self._size, counts_setup=not placed),
+            best = search(self._open_cuts(), self._profile, rig, replace(self._size, counts_setup=not placed),
                           codecs=self._codecs).best  # fmt: skip
             now = estimate(before, self._cuts, self._profile, rig, self._size)
         except HeadwaterError:
@@ -186,6 +210,18 @@ class Watch:
         log.warning("%s: going over to another plan (%s, cut at %s), an estimated %.3g times as fast", why,
                     "near the data" if best.plan.uses_storage else "moving nothing", best.plan.cut_name,
                     now.epoch_s / best.epoch_s)  # fmt: skip
+
+    def _open_cuts(self) -> tuple[Cut, ...]:
+        """Those with nothing in front of them that has begun to learn: under an earlier cut, that is allowed."""
+        found: list[Cut] = []
+        for cut in self._cuts:
+            try:
+                self._check_cut(cut.index)
+            except HeadwaterError as error:
+                log.info("cuts from %s on are left out: %s", cut.name, error)
+                break
+            found.append(cut)
+        return tuple(found)
 
     def _measure(self, rig: Rig) -> Rig:
         """Links, port and the way to the store as they are now, with nothing else on them."""

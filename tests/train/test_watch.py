@@ -1,0 +1,93 @@
+"""What a watched job does once it is decided that the rig has changed; tests/rig has the whole of it on a real link."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import headwater as hw
+from headwater.core.plan import Plan
+from headwater.core.replan import Replan
+from headwater.core.rig import Link
+from headwater.data.transforms import Normalize, Resize, ToFloat, Transforms
+from headwater.train import watch
+
+SLOW, FAST = Link(2e4, 2e4), Link(1e9, 1e9)
+NOTHING = Plan(chunk_rows=8, node_batch=8)
+TRANSFORMS = Transforms([Resize((32, 32)), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
+
+
+def network():
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Conv2d(8, 4, 3), nn.ReLU()]
+    return hw.freeze(nn.Sequential(nn.Sequential(*body), nn.Sequential(nn.Flatten(), nn.Linear(144, 3))), until="1.1")
+
+
+@pytest.fixture
+def job(pictures, start_node, monkeypatch):
+    """One that moves nothing, and would measure whatever rig `job.now` holds; its own thread sleeps."""
+    monkeypatch.setattr(watch, "POLL_S", 3600.0)
+    with hw.near(network(), pictures, transforms=TRANSFORMS, nodes=[start_node(pictures).address], batch_size=4) as job:
+        job._source.adopt(NOTHING)
+        job._watch._replanner.adopted(NOTHING)
+        monkeypatch.setattr(watch.Watch, "_measure", lambda self, rig: job.now)
+        yield job
+
+
+def rig(job, link):
+    """A node that is too slow to be of use, unless the link is slower."""
+    (node,) = job.measured.rig.nodes
+    return replace(job.measured.rig, nodes=(replace(node, speed=0.02),), links=(link,), store_link=link)
+
+
+def slow(job):
+    return rig(job, SLOW)
+
+
+def decide(job, rig, why="because"):
+    job.now = rig
+    job._watch._decide(Replan(rig, (why,)))
+
+
+def test_a_slow_link_makes_it_cut_where_less_crosses(job):
+    batches = iter(job.loader)
+    next(batches)
+    decide(job, slow(job))
+    (switch,) = job.switches
+    assert (switch.before, switch.after, switch.why) == (NOTHING, job.plan, ("because",))
+    assert job.plan.prefix == "storage"
+    assert len(list(batches)) == len(job.loader) - 1
+
+
+def test_a_layer_that_learns_by_now_is_not_moved(job):
+    job.model.original[0][3].weight.requires_grad_(True)
+    decide(job, slow(job))
+    fourth = next(cut.index for cut in job.cuts if cut.name == "0.3")
+    assert job.plan.cut < fourth, "what is in front of the cut may not learn"
+    for x, _ in job.loader:
+        job.model(x)
+
+
+def test_a_link_that_is_fast_again_is_found_and_used(job):
+    decide(job, slow(job))
+    assert job.plan.uses_storage
+    job.now = rig(job, FAST)
+    job._watch._try_at = 0.0
+    (decision,) = job._watch._try_links()  # over loopback, which is as fast as ever
+    assert "times what was planned for" in decision.why[0]
+    job._watch._decide(decision)
+    assert not job.plan.uses_storage
+    assert len(job.switches) == 2
+
+
+def test_in_vain_it_tries_less_and_less_often(job, monkeypatch):
+    decide(job, slow(job))
+    tried = []
+    monkeypatch.setattr(watch.NodeClient, "download", lambda self, num_bytes: tried.append(num_bytes))
+    monkeypatch.setattr(job._watch._replanner, "tried", lambda rates: [])
+    job._watch._try_at = 0.0
+    assert job._watch._try_links() == []
+    assert job._watch._try_links() == []  # not yet
+    assert tried == [int(SLOW.down_bytes_per_s * watch.TRY_S) + 1]
+    assert job._watch._try_every_s == 2 * watch.TRY_AFTER_S
