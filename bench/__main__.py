@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from importlib import import_module
 
@@ -29,6 +30,7 @@ def main() -> int:
         for name, claim in BENCHMARKS.items():
             print(f"{name:10} {claim}")
         return 0
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that scratch folders go, too
     console = Console(stderr=arguments.json)
     try:
         result = import_module(f"bench.{arguments.name}").run(quick=arguments.quick, console=console)
