@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -14,6 +15,7 @@ from headwater.core.loads import JobSize
 from headwater.core.search import search
 
 BATCH = 16
+SKIP = 3  # chunks in the beginning, which wait for each other
 
 
 class Trainer:
@@ -54,21 +56,20 @@ class Trainer:
         }
 
     def rate(self, plan: dict[str, Any], at_least_s: float, at_most_s: float, num_chunks: int) -> dict[str, float]:
-        """Rows a second under this plan once it flows: from one chunk that the loop takes to a later one.
+        """Rows a second under this plan once it flows: the slope of rows over time.
 
         The lower of what the loop took and what arrived counts: chunks that were made ahead are taken faster than they
-        are made, and chunks that nobody takes yet arrive faster than they will be. Stops after `num_chunks` and
-        `at_least_s`, or `at_most_s` after the first chunk; what has not come by then counts as an upper bound of the
-        rate. The time until the first chunk is not in it: a node may load an engine first.
+        are made, and chunks that nobody takes yet arrive faster than they will be. A slope through all of them, since
+        chunks come in bursts where several are under way at once. Stops after `num_chunks` and `at_least_s`, or
+        `at_most_s` after the first chunk. The time until then is not in it: a node may load an engine first.
         """
         job = self._job
         assert job is not None
         job.adopt(hw.Plan.from_json(plan))
         counts = job.counts
         begin, cpu = time.perf_counter(), time.process_time()
-        arrivals: list[tuple[float, int, int]] = []
+        taken: list[tuple[float, int, int]] = []  # when, rows that the loop has taken, rows that have come
         rows_before = seen = counts.num_rows
-        skip = 2  # the first chunks wait for each other
         batches = iter(job.loader)
         for x, y in batches:
             loss = cross_entropy(job.model(x), y)
@@ -78,17 +79,18 @@ class Trainer:
             now = time.perf_counter() - begin
             if counts.num_rows != seen:
                 seen = counts.num_rows
-                arrivals.append((now, seen - rows_before, counts.num_arrived))
-            enough = len(arrivals) > skip + num_chunks and now - arrivals[skip][0] >= at_least_s
-            if enough or (arrivals and now - arrivals[0][0] > at_most_s):
+                taken.append((now, seen - rows_before, counts.num_arrived))
+            enough = len(taken) > SKIP + num_chunks and now - taken[SKIP][0] >= at_least_s
+            if enough or (taken and now - taken[0][0] > at_most_s):
                 break
         batches.close()  # type: ignore[attr-defined]
-        used = arrivals[min(skip, max(0, len(arrivals) - 2)) :]
-        if len(used) < 2:
-            rate = (arrivals[-1][1] if arrivals else BATCH) / max(time.perf_counter() - begin, 1e-9)
-            return {"rate": rate, "is_bound": True, "cpu_s": time.process_time() - cpu}
-        rate = min(used[-1][kind] - used[0][kind] for kind in (1, 2)) / (used[-1][0] - used[0][0])
-        return {"rate": rate, "is_bound": False, "cpu_s": time.process_time() - cpu, "fill_s": arrivals[0][0]}
+        used = taken[min(SKIP, max(0, len(taken) - 3)) :]
+        if len(used) < 3:
+            rate = (taken[-1][1] if taken else BATCH) / max(time.perf_counter() - begin, 1e-9)
+        else:
+            when, *rows = np.array(used).T
+            rate = min(float(np.polyfit(when, each, 1)[0]) for each in rows)
+        return {"rate": rate, "is_bound": len(used) < 3, "cpu_s": time.process_time() - cpu}
 
     def close(self) -> None:
         if self._job is not None:

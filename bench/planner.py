@@ -135,9 +135,9 @@ def one_case(trainer: Remote, name: str, link: float, share: float, quick: bool)
 def measure(trainer: Remote, plan: dict[str, Any], best: float, short: bool = False) -> float:
     """Rows a second; a plan that is clearly slower than `best` is cut off early."""
     rows = plan["chunk_rows"]
-    at_least, chunks = (0.8, -(-64 // rows)) if short else (2.5, -(-160 // rows))
+    at_least, chunks = (1.0, max(4, -(-64 // rows))) if short else (4.0, max(6, -(-96 // rows)))
     # The start, and what a plan half as fast as the best would need.
-    at_most = max(5.0, 2 * (chunks + 4) * rows / best) if best else 60.0
+    at_most = max(4.0, 2 * (chunks + 4) * rows / best) if best else 60.0
     found = trainer.ask(what="rate", plan=plan, at_least_s=at_least, at_most_s=at_most, num_chunks=chunks)
     return float(found["rate"])
 
