@@ -167,8 +167,25 @@ def s3(weed: Weed, monkeypatch: pytest.MonkeyPatch) -> str:
 class NodeProcess:
     """A real `headwater serve` in a process of its own."""
 
-    def __init__(self, *roots: str | Path, options: tuple[str, ...] = (), listen: str = "127.0.0.1:0") -> None:
-        command = [sys.executable, "-m", "headwater.cli", "serve", *map(str, roots), "--listen", listen, *options]
+    def __init__(
+        self,
+        *roots: str | Path,
+        options: tuple[str, ...] = (),
+        listen: str = "127.0.0.1:0",
+        wrap: tuple[str, ...] = (),
+    ) -> None:
+        """`wrap` is a command that runs the node's."""
+        command = [
+            *wrap,
+            sys.executable,
+            "-m",
+            "headwater.cli",
+            "serve",
+            *map(str, roots),
+            "--listen",
+            listen,
+            *options,
+        ]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
             env={**os.environ, "COLUMNS": "1000"},

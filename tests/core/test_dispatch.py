@@ -31,6 +31,7 @@ class World:
                     assert chunk < self.taken + self.window, "handed out beyond the window"
                     self.out[node].add(chunk)
                     assert len(self.out[node]) <= self.per_node
+                    assert sum(chunk in self.out[name] for name in self.up) <= 2, "out on more than two nodes"
                 case Keep(chunk):
                     self.kept.append(chunk)
                 case Deliver(chunk):
@@ -150,6 +151,56 @@ def test_a_faster_node_gets_more_chunks():
                 work |= {d.node: d.chunk for d in decisions if isinstance(d, Assign)}
     assert count["slow"] + count["fast"] == 30
     assert 2 * count["slow"] < count["fast"] < 4 * count["slow"]
+
+
+def chunks_per_s(speeds, num_chunks=600, per_node=3, change=None):
+    """Virtual time: nodes work on one chunk after the other, `speeds` chunks a second; the trainer takes at once."""
+    machine = Dispatch(num_chunks, window=(per_node + 1) * len(speeds) + 1, per_node=per_node)
+    queues, ends, now = {node: [] for node in speeds}, {}, 0.0
+
+    def apply(decisions):
+        for decision in decisions:
+            match decision:
+                case Assign(node, chunk):
+                    queues[node].append(chunk)
+                    if node not in ends:
+                        ends[node] = now + 1 / speeds[node]
+                case Deliver():
+                    apply(machine.taken())
+
+    for node in speeds:
+        apply(machine.node_up(node))
+    while not machine.done:
+        node = min(ends, key=ends.get)
+        now = ends.pop(node)
+        chunk = queues[node].pop(0)
+        if queues[node]:
+            ends[node] = now + 1 / speeds[node]
+        apply(machine.finished(node, chunk))
+        if change is not None and now >= change[0]:
+            speeds, change = change[1], None
+    return num_chunks / now
+
+
+@pytest.mark.parametrize("num_nodes", [2, 3, 6])
+@pytest.mark.parametrize("speed", [1.0, 0.5, 0.25, 0.1, 0.01])
+@pytest.mark.parametrize("per_node", [1, 3, 8])
+def test_a_slow_node_costs_no_more_than_what_it_can_not_do(num_nodes, speed, per_node):
+    """At most its whole share is lost, never that of the others; some more for the beginning and the end."""
+    speeds = {"slow": speed, **{f"fast-{number}": 1.0 for number in range(num_nodes - 1)}}
+    rate = chunks_per_s(speeds, per_node=per_node)
+    assert rate >= 0.93 * (num_nodes - 1)
+    assert rate >= 0.85 * sum(speeds.values())
+
+
+def test_equal_nodes_waste_nothing():
+    assert chunks_per_s(dict.fromkeys("abcdef", 1.0)) >= 0.98 * 6
+
+
+def test_a_node_that_is_fast_again_gets_work_again():
+    speeds = {"a": 1.0, "b": 0.02}
+    rate = chunks_per_s(speeds, num_chunks=2000, change=(100.0, {"a": 1.0, "b": 1.0}))
+    assert rate > 1.6
 
 
 def test_a_chunk_that_keeps_failing_stops_the_epoch_with_its_reason():

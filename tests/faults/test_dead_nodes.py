@@ -130,7 +130,7 @@ def test_a_mistake_while_a_node_is_asked_again_does_not_leave_the_loop_waiting(c
     from headwater.train import feed
 
     monkeypatch.setattr(feed, "RETRY_EVERY_S", 0.01)
-    one = feed.Feed({"broken": Broken()}, 1, lambda index: index, per_worker=1, patience_s=0.05)
+    one = feed.Feed({"broken": Broken()}, 1, lambda index, worker: index, per_worker=1, patience_s=0.05)
     with pytest.raises(UnreachableError, match="no node has answered"):
         list(one)
     assert "a mistake of ours" in caplog.text

@@ -3,21 +3,33 @@
 Owns `Dispatch`, a state machine: events in (method calls), decisions out (lists). It knows no socket, thread or clock;
 the trainer feeds it what really happens, the simulator what would.
 
+A node's pace is how many chunks all nodes finish together while it finishes one: the machine's clock, since it has no
+other. A slow node gets a chunk only if that will be back before the trainer wants it; where the trainer waits for a
+chunk that a slow node has, and another node has nothing to do, that one gets it, too, and the first reply counts.
+
 A chunk's life:   waiting ──Assign──▶ out ──finished──▶ kept ──Deliver (in order)──▶ passed on ──taken──▶ gone
                      ▲                 │
                      └── node_down / failed (bounded) ──┘
+
+Not every node can do every chunk where nodes have disks of their own: `able` says which.
 
 What holds, whatever happens and in whatever order (tests/core/test_dispatch.py explores it exhaustively):
 1. Every chunk is kept once and delivered once, in ascending order.
 2. No chunk at or beyond `taken + window` is ever handed out, so buffers are bounded.
 3. A node never has more than `per_node` chunks out.
-4. While a node is up and no Stop was said, something is out, or everything within the window is kept.
+4. While a node is up that can do a chunk that waits, and no Stop was said, something is out.
+5. A chunk is out on at most two nodes, and only on nodes that can do it.
 """
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+
+SLOW = 2.0  # times the pace of the fastest: from here on a node is chosen with care
+ASK_AGAIN = 3.0  # a node that was left out gets another chunk after so many times its pace: it may be faster now
+_LATEST = 0.5  # weight of the newest in a pace
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,16 @@ Decision = Assign | Keep | Deliver | Stop
 class Dispatch:
     """Hands `num_chunks` chunks to nodes that come and go."""
 
-    def __init__(self, num_chunks: int, *, window: int, per_node: int, max_failures: int = 3) -> None:
+    def __init__(
+        self,
+        num_chunks: int,
+        *,
+        window: int,
+        per_node: int,
+        max_failures: int = 3,
+        able: Callable[[int], Collection[str]] | None = None,
+    ) -> None:
+        """`able` names the nodes that can do a chunk; without it, all can."""
         assert window >= 1
         assert per_node >= 1
         assert max_failures >= 1
@@ -63,9 +84,13 @@ class Dispatch:
         self._window = window
         self._per_node = per_node
         self._max_failures = max_failures
-        self._next_new = 0  # chunks from here on were never handed out
-        self._again: list[int] = []  # a heap of chunks handed back
+        self._able = able
+        self._next_new = 0  # chunks from here on are beyond the window
+        self._waiting: list[int] = []  # within the window, in order, and out nowhere
         self._out: dict[str, set[int]] = {}  # per node that is up: its chunks
+        self._clock = 0  # replies so far
+        self._pace: dict[str, float] = {}  # per node that has finished something
+        self._since: dict[str, int] = {}  # per node: when it began with what it is doing now, or last finished
         self._kept: set[int] = set()  # complete, waiting for their turn
         self._delivered = 0
         self._taken = 0
@@ -82,6 +107,11 @@ class Dispatch:
         """Chunks that nodes are working on."""
         return sum(len(chunks) for chunks in self._out.values())
 
+    @property
+    def is_stuck(self) -> bool:
+        """Chunks wait, and no node that is up can do any of them."""
+        return bool(self._waiting) and not any(self._nodes_for(chunk) for chunk in self._waiting) and not self.num_out
+
     def out_on(self, node: str) -> frozenset[int]:
         """The chunks this node is working on."""
         return frozenset(self._out.get(node, ()))
@@ -89,10 +119,13 @@ class Dispatch:
     def node_up(self, node: str) -> list[Decision]:
         """A node answers; it may have been here before."""
         self._out.setdefault(node, set())
+        self._since.setdefault(node, self._clock)
         return self._assign()
 
     def node_down(self, node: str) -> list[Decision]:
         """A node is gone; its chunks go to others, or wait for one to come up."""
+        self._pace.pop(node, None)
+        self._since.pop(node, None)
         for chunk in self._out.pop(node, ()):
             self._hand_back(chunk)
         return self._assign()
@@ -101,8 +134,11 @@ class Dispatch:
         """A complete and checked reply. It counts even if its node was taken for dead meanwhile."""
         if node in self._out:
             self._out[node].discard(chunk)
+            self._learn(node)
         if self._stopped or chunk in self._kept or chunk < self._delivered:
             return self._assign()
+        if chunk in self._waiting:  # its node was taken for dead, and delivers after all
+            self._waiting.remove(chunk)
         self._kept.add(chunk)
         decisions: list[Decision] = [Keep(chunk)]
         while self._delivered in self._kept:
@@ -140,32 +176,74 @@ class Dispatch:
     def _hand_back(self, chunk: int) -> None:
         elsewhere = any(chunk in chunks for chunks in self._out.values())
         if chunk not in self._kept and chunk >= self._delivered and not elsewhere:
-            heapq.heappush(self._again, chunk)
+            insort(self._waiting, chunk)
 
     def _assign(self, last: str | None = None) -> list[Decision]:
         """Give the lowest waiting chunks to the least busy nodes; `last` just failed and is asked last."""
+        if self._stopped:
+            return []
+        end = min(self._num_chunks, self._taken + self._window)
+        self._waiting += range(self._next_new, end)
+        self._next_new = max(self._next_new, end)
         decisions: list[Decision] = []
-        while not self._stopped and (chunk := self._peek()) is not None:
-            free = [node for node, chunks in self._out.items() if len(chunks) < self._per_node]
-            if not free:
+        for chunk in list(self._waiting):
+            if all(len(chunks) >= self._per_node for chunks in self._out.values()):
                 break
-            node = min(free, key=lambda name: (name == last, len(self._out[name])))
-            self._pop(chunk)
-            self._out[node].add(chunk)
-            decisions.append(Assign(node, chunk))
+            free = [node for node in self._nodes_for(chunk) if len(self._out[node]) < self._per_node]
+            in_time = [node for node in free if self._in_time(node, chunk)]
+            if not in_time and self.num_out == 0:
+                in_time = free  # better late than never
+            if in_time:
+                node = min(in_time, key=lambda name: (name == last, len(self._out[name]), self._pace_of(name)))
+                self._waiting.remove(chunk)
+                decisions.append(self._hand_out(node, chunk))
+        return decisions or self._hand_out_again()
+
+    def _nodes_for(self, chunk: int) -> list[str]:
+        """Those that are up and can do it."""
+        return [node for node in self._out if self._able is None or node in self._able(chunk)]
+
+    def _hand_out(self, node: str, chunk: int) -> Assign:
+        if not self._out[node]:
+            self._since[node] = self._clock
+        self._out[node].add(chunk)
+        return Assign(node, chunk)
+
+    def _hand_out_again(self) -> list[Decision]:
+        """The trainer waits for a chunk that a slow node has: those who are idle may be sooner with what it has."""
+        decisions: list[Decision] = []
+        if self._taken < self._delivered or all(self._out.values()):
+            return decisions
+        holders: dict[int, list[str]] = {}
+        for node, chunks in self._out.items():
+            for chunk in chunks - self._kept:
+                if chunk >= self._delivered:  # otherwise somebody was sooner
+                    holders.setdefault(chunk, []).append(node)
+        for chunk in sorted(holders):
+            idle = [node for node in self._nodes_for(chunk) if not self._out[node]]
+            if idle and len(holders[chunk]) == 1:
+                node = min(idle, key=self._pace_of)
+                if self._pace_of(holders[chunk][0]) > SLOW * self._pace_of(node):
+                    decisions.append(self._hand_out(node, chunk))
         return decisions
 
-    def _peek(self) -> int | None:
-        while self._again and (self._again[0] in self._kept or self._again[0] < self._delivered):
-            heapq.heappop(self._again)  # a node that was taken for dead delivered it after all
-        if self._again:
-            return self._again[0]
-        if self._next_new < min(self._num_chunks, self._taken + self._window):
-            return self._next_new
-        return None
+    def _in_time(self, node: str, chunk: int) -> bool:
+        """Would this node be done with the chunk before the trainer wants it, or at least as soon as others?"""
+        pace = self._pace_of(node)
+        fastest = min(self._pace_of(each) for each in self._nodes_for(chunk))
+        waits = len(self._out[node]) + 1
+        if pace <= SLOW * fastest or waits * pace <= chunk - self._taken:
+            return True
+        return waits == 1 and self._clock - self._since[node] >= ASK_AGAIN * pace
 
-    def _pop(self, chunk: int) -> None:
-        if self._again and self._again[0] == chunk:
-            heapq.heappop(self._again)
-        else:
-            self._next_new += 1
+    def _pace_of(self, node: str) -> float:
+        """Its pace so far, or what it must be by now if it is later than that; until it is known, that of equals."""
+        known = self._pace.get(node, float(len(self._out)))
+        return max(known, self._clock - self._since[node]) if self._out[node] else known
+
+    def _learn(self, node: str) -> None:
+        self._clock += 1
+        taken = max(1, self._clock - self._since.get(node, 0))
+        before = self._pace.get(node, taken)
+        self._pace[node] = before + _LATEST * (taken - before)
+        self._since[node] = self._clock

@@ -49,6 +49,7 @@ class Busy:
     read_s: float = 0.0
     decode_s: float = 0.0
     infer_s: float = 0.0
+    send_s: float = 0.0  # until the wire has taken what was made: the codec, and the wait for a slow link
     num_rows: int = 0
     num_bad: int = 0
     read_bytes: int = 0
@@ -132,7 +133,9 @@ class _Passage:
             if isinstance(item, Exception):
                 raise item
             group, part = item
+            start = time.perf_counter()
             yield part
+            self._extractor.busy.add(send_s=time.perf_counter() - start)
             del item, part
             heard = time.monotonic()
             self._tell(self._ring.sent, group)

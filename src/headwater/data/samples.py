@@ -102,6 +102,24 @@ class Samples:
         num_ignored: int = 0,
     ) -> Samples:
         """Samples from columns in any order (lists, NumPy or Arrow). Without offsets each sample is a whole object."""
+        return cls.build_from(url, classes, keys=keys, sizes=sizes, etags=etags, labels=labels, offsets=offsets,
+                              lengths=lengths, num_ignored=num_ignored)[0]  # fmt: skip
+
+    @classmethod
+    def build_from(
+        cls,
+        url: str,
+        classes: Sequence[str],
+        *,
+        keys: Any,
+        sizes: Any,
+        etags: Any,
+        labels: Any,
+        offsets: Any = None,
+        lengths: Any = None,
+        num_ignored: int = 0,
+    ) -> tuple[Samples, np.ndarray]:
+        """The same, and for each row of the columns the id that it has become."""
         count = len(keys)
         table = pa.table(
             {
@@ -116,7 +134,9 @@ class Samples:
         )
         # The label makes the order total: it matters only where a manifest names one file twice.
         order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in ("key", "offset", "label")])
-        return cls._of(table.take(order), url, tuple(classes), num_ignored)
+        ids = np.empty(count, np.int64)
+        ids[order.to_numpy()] = np.arange(count)
+        return cls._of(table.take(order), url, tuple(classes), num_ignored), ids
 
     @classmethod
     def _of(cls, table: pa.Table, url: str, classes: tuple[str, ...], num_ignored: int) -> Samples:

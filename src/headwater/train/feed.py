@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Stop
 from headwater.data.wire import Chunk
@@ -41,19 +41,25 @@ class Feed:
         self,
         workers: Mapping[str, Worker],
         num_chunks: int,
-        chunk: Callable[[int], Chunk],
+        chunk: Callable[[int, str], Chunk],
         *,
         per_worker: int,
         patience_s: float,
         arrived: Callable[[Reply], None] = lambda reply: None,
+        able: Callable[[int], Collection[str]] | None = None,
+        more_ahead: int = 0,
     ) -> None:
-        """`arrived` is told of every reply when it comes, in whatever order."""
+        """`chunk` makes the request for a worker; `able` names the workers that can do a chunk (all, without it).
+
+        `arrived` is told of every reply when it comes, in whatever order. `more_ahead` chunks may wait for their turn
+        beyond the usual.
+        """
         self._workers = workers
         self._chunk = chunk
         self._patience_s = patience_s
         self._arrived = arrived
-        window = (per_worker + 1) * len(workers) + 1
-        self._machine = Dispatch(num_chunks, window=window, per_node=per_worker)
+        window = (per_worker + 1) * len(workers) + 1 + more_ahead
+        self._machine = Dispatch(num_chunks, window=window, per_node=per_worker, able=able)
         self._wake = threading.Condition()
         self._tasks: dict[str, queue.SimpleQueue[int | None]] = {name: queue.SimpleQueue() for name in workers}
         self._kept: dict[int, Reply] = {}
@@ -150,7 +156,7 @@ class Feed:
             if name in self._down or self._closed.is_set():
                 continue  # handed back when the worker was taken for dead
             try:
-                reply = worker.rows(self._chunk(chunk), self._closed)
+                reply = worker.rows(self._chunk(chunk, name), self._closed)
             except HeadwaterError as error:
                 self._went_wrong(name, chunk, error)
             except Exception as error:  # ours; it must not leave the consumer waiting
@@ -186,7 +192,7 @@ class Feed:
                 self._wake.notify_all()
 
     def _revive(self) -> None:
-        """Ask dead workers again and again; give up when all have been dead for too long."""
+        """Ask dead workers again and again; give up when nobody could do what is left for too long."""
         alone_since: float | None = None
         while True:
             with self._wake:
@@ -208,15 +214,17 @@ class Feed:
                     del self._down[name]
                     self._carry_out(self._machine.node_up(name))
             with self._wake:
-                if len(self._down) < len(self._workers):
+                if not self._machine.is_stuck:
                     alone_since = None
                 else:
                     now = time.monotonic()
                     alone_since = now if alone_since is None else alone_since
                     if now - alone_since > self._patience_s:
                         reasons = "; ".join(self._down.values())
+                        some = len(self._down) < len(self._workers)
+                        who = "no node that holds the samples that come next" if some else "no node"
                         self._last_error = None
                         self._carry_out(self._machine.give_up(
-                            f"no node has answered for {self._patience_s:g} s. {reasons}"))  # fmt: skip
+                            f"{who} has answered for {self._patience_s:g} s. {reasons}"))  # fmt: skip
                         return
                 self._wake.wait_for(self._closed.is_set, timeout=RETRY_EVERY_S)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from headwater.core.loads import JobSize
 from headwater.core.plan import Plan, near_plan
 from headwater.core.profile import Profile
 from headwater.core.search import Ranking, search
+from headwater.data.holdings import Holdings, unite
 from headwater.data.layouts import list_samples, root_of
 from headwater.data.samples import Samples
 from headwater.data.store import full_url
@@ -148,7 +150,8 @@ def near(
     data           file://, s3://, gs:// or az:// URL (or a path) of class folders, a CSV/Parquet manifest, or tars
     transforms     a torchvision or timm Compose, `weights.transforms()`, or a list of Headwater transforms
     nodes          addresses such as ["grpc://store-1:8815"]; None starts a node beside this process;
-                   "inline" does everything slowly in this process, as a yardstick
+                   "inline" does everything slowly in this process, as a yardstick. Several nodes share a store, or
+                   have folders of the same name (file://) on disks of their own, with or without replicas
     plan           "auto" measures nodes, links and this machine (once; the result is kept) and takes the fastest plan;
                    `job.ranking` tells why. A Plan or a file with one pins it. None measures nothing and cuts where the
                    fewest bytes cross, and so does nodes="inline"
@@ -193,8 +196,7 @@ def near(
 
         with progress.step(f"listing {url}") as tick:
             listing = Listing(url, layout, path_column, label_column)
-            samples = clients[0].list_samples(listing, tick) if clients else list_samples(
-                url, layout, path_column=path_column, label_column=label_column, on_page=tick)  # fmt: skip
+            samples, holdings = _list(clients, listing, tick)
         with progress.step("capturing the model"):
             keep_frozen(model)
             captured = capture(model, _example(model, pipeline))
@@ -202,7 +204,7 @@ def near(
         if cut is None and not pinned and not rest:
             _check_norms(model)
         setting = Setting(captured, all_cuts, pipeline, rest, samples, clients, seed, patience_s,
-                          min(memories, default=None), progress)  # fmt: skip
+                          min(memories, default=None), progress, holdings=holdings)  # fmt: skip
         ranking, measured, codecs = None, None, tuple(dict.fromkeys(("raw", codec)))
         if plan == "auto" and cut is None and clients:
             open_cuts = all_cuts
@@ -211,7 +213,7 @@ def near(
                 open_cuts = all_cuts[:1] + held
             measured = measure(captured, open_cuts, pipeline, samples, clients, batch_size=batch_size, seed=seed,
                                world=world, embedded=nodes is None, given=_read_profile(profile), again=measure_again,
-                               progress=progress)  # fmt: skip
+                               progress=progress, holdings=holdings)  # fmt: skip
             setting.shipped = measured.shipped
             size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, counts_setup=not measured.is_placed)
             ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs)
@@ -224,7 +226,7 @@ def near(
         watch, joined = None, NearModel(captured)
         if measured is not None:
             watch = Watch(source, clients, measured.offered, measured.profile, measured.rig, size, codecs,
-                          partial(store_link, samples), joined.check_cut)  # fmt: skip
+                          partial(store_link, samples, holdings), joined.check_cut)  # fmt: skip
             stack.callback(watch.close)
         loader = Loader(
             samples,
@@ -239,6 +241,23 @@ def near(
         )
         return Job(joined, loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
                    measured, watch)  # fmt: skip
+
+
+def _list(
+    clients: Sequence[NodeClient], listing: Listing, tick: Callable[[int], None]
+) -> tuple[Samples, Holdings | None]:
+    """The samples; and which node holds which, where they lie in folders that are not the same everywhere."""
+    if not clients:
+        return list_samples(listing.url, listing.layout, path_column=listing.path_column,
+                            label_column=listing.label_column, on_page=tick), None  # fmt: skip
+    if len(clients) == 1 or not listing.url.startswith("file://"):
+        return clients[0].list_samples(listing, tick), None  # a store is the same for all
+    with ThreadPoolExecutor(len(clients)) as pool:
+        listed = list(pool.map(lambda client: client.list_samples(listing, tick), clients))
+    if all(each.fingerprint == listed[0].fingerprint and each.etags.equals(listed[0].etags) for each in listed):
+        return listed[0], None  # one folder that all of them see
+    holdings = unite({client.name: each for client, each in zip(clients, listed, strict=True)})
+    return holdings.samples, holdings
 
 
 def _place(rank: int | None, world: int | None) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts,
 from headwater.core.rig import Device, Link, Rig
 from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import NUM_READERS
+from headwater.data.holdings import Holdings
 from headwater.data.samples import SampleRef, Samples
 from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
@@ -49,7 +50,9 @@ NUM_SAMPLES = 48
 NODE_BATCH = 16
 LONE_ROWS = 8
 ENOUGH_READS = 2 * NUM_READERS + 1
-FETCH_S = 2.0
+FETCH_S, FETCH_AT_LEAST_S = 2.0, 1.0
+ROUNDS = 100  # at most, over the samples that are read
+SETTLES = 0.3  # of the time of reading: connections are made, and a shaped link lets a first burst through
 MAX_BATCH = 32  # a training batch beyond this costs the same a row, and more time to measure
 
 
@@ -84,6 +87,7 @@ def measure(
     embedded: bool = False,
     given: Profile | None = None,
     again: bool = False,
+    holdings: Holdings | None = None,
 ) -> Measured:
     """Measure the links now, and the rest unless an earlier measurement of the same things can be used.
 
@@ -99,9 +103,11 @@ def measure(
     if len(clients) > 1:
         with progress.step("measuring the trainer's port"):
             port = measure_port(clients, links)
-    refs = _spread_out(samples)
-    with progress.step("measuring the way to the store"):
-        fetched = _fetch(samples, refs)
+    refs = _spread_out(samples, holdings, clients[0].name)
+    fetched = None
+    if holdings is None:  # what is on the nodes' own disks can't be read from here
+        with progress.step("measuring the way to the store"):
+            fetched = _fetch(samples, refs)
     shipped, export_s = None, 0.0
     offered = cuts_to_ship(cuts, (int(hello["max_upload_bytes"]) for hello in hellos))
     if offered:
@@ -341,10 +347,11 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [each for part in output for each in _tensors(part)] if isinstance(output, (tuple, list)) else []
 
 
-def _spread_out(samples: Samples) -> tuple[SampleRef, ...]:
-    """A few samples from all over the data set."""
-    step = max(1, len(samples) // NUM_SAMPLES)
-    return tuple(samples.take(range(0, len(samples), step)))[:NUM_SAMPLES]
+def _spread_out(samples: Samples, holdings: Holdings | None = None, node: str = "") -> tuple[SampleRef, ...]:
+    """A few samples from all over the data set, or from all over what a node holds of it."""
+    ids = np.arange(len(samples)) if holdings is None else np.flatnonzero(holdings.rows[node] >= 0)
+    ids = ids[:: max(1, len(ids) // NUM_SAMPLES)][:NUM_SAMPLES]
+    return tuple(samples.take(ids) if holdings is None else holdings.refs(node, ids))
 
 
 @dataclass(frozen=True)
@@ -370,29 +377,34 @@ def _fetch(samples: Samples, refs: Sequence[SampleRef]) -> _Fetched | None:
     start = cpu = 0.0
 
     def timed(number: int) -> None:
-        if len(done) >= ENOUGH_READS and time.perf_counter() - start > FETCH_S:
-            return  # a thin link, and large samples: these will do
-        data[number] = read(refs[number])
-        done.append((time.perf_counter() - start, len(data[number])))
+        taken_s, again = time.perf_counter() - start, number >= len(refs)
+        if (again and taken_s > FETCH_AT_LEAST_S) or (len(done) >= ENOUGH_READS and taken_s > FETCH_S):
+            return  # long enough; or a thin link and large samples: these will do
+        found = read(refs[number % len(refs)])
+        done.append((time.perf_counter() - start, len(found)))
+        if not again:
+            data[number] = found
 
     try:
         store = open_store(samples.url)
         with ThreadPoolExecutor(NUM_READERS) as pool:
             read(refs[0])  # connects; and where nothing answers, one read tells
             start, cpu = time.perf_counter(), time.process_time()
-            list(pool.map(timed, range(len(refs))))
+            list(pool.map(timed, range(ROUNDS * len(refs))))
             cpu_s = time.process_time() - cpu
     except (StoreError, ChangedError):  # no way there, or to something else of the same name
         return None
-    # Once all readers are at work: connections that are just being made would count as a slow link.
-    skip = NUM_READERS if len(done) > 2 * NUM_READERS else 0
+    skip = sum(when < SETTLES * done[-1][0] for when, _ in done)
+    skip = max(skip, NUM_READERS) if len(done) > 2 * NUM_READERS else 0
     begin = done[skip - 1][0] if skip else 0.0
     num_bytes = sum(size for _, size in done[skip:])
     return _Fetched(data, max(num_bytes, 1) / max(done[-1][0] - begin, 1e-6), cpu_s / len(done))
 
 
-def store_link(samples: Samples) -> Link | None:
+def store_link(samples: Samples, holdings: Holdings | None = None) -> Link | None:
     """The way to the store as it is now; None if there is none. Only downwards is measured: requests are small."""
+    if holdings is not None:
+        return None
     fetched = _fetch(samples, _spread_out(samples))
     return Link(fetched.bytes_per_s, fetched.bytes_per_s) if fetched else None
 

@@ -22,13 +22,15 @@ import torch
 
 from headwater.core.codecs import wire_row_bytes
 from headwater.core.cut import Cut
+from headwater.core.pieces import Pieces
 from headwater.core.plan import Plan, check
 from headwater.core.spec import Boundary
+from headwater.data.holdings import Holdings
 from headwater.data.samples import Samples
 from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
 from headwater.data.wire import Chunk, Extraction
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, PlanError
 from headwater.model.capture import Captured
 from headwater.model.near import Rows
 from headwater.model.ship import Shipped, cuts_to_ship, ship, shipped_before
@@ -38,6 +40,7 @@ from headwater.train.client import NodeClient
 from headwater.train.feed import Feed
 from headwater.train.host import HostWorker
 from headwater.train.inline import InlineWorker
+from headwater.train.inorder import in_order
 from headwater.train.reply import Reply, Worker
 
 Finish = Callable[[list[np.ndarray], np.ndarray], Any]
@@ -91,6 +94,7 @@ class Setting:
     node_memory_bytes: int | None
     progress: Progress
     shipped: Shipped | None = None
+    holdings: Holdings | None = None  # where nodes have disks of their own
     counts: Counts = field(default_factory=Counts)
 
 
@@ -197,9 +201,7 @@ class Source:
                 if not self._free.is_set():
                     continue
                 carried = self._carried
-                rows = carried.plan.chunk_rows
-                chunks = [ids[start : start + rows] for start in range(0, len(ids), rows)]
-                stream, close = self._stream(carried, epoch, chunks)
+                stream, close = self._stream(carried, epoch, ids)
             return Opened(carried.version, self._counted(stream), carried.finish, close)
 
     def close(self) -> None:
@@ -216,21 +218,27 @@ class Source:
         if self._closed.is_set():
             raise ConfigError("the job is closed; start another one with hw.near")
 
-    def _stream(
-        self, carried: _Carried, epoch: int, chunks: list[np.ndarray]
-    ) -> tuple[Iterator[Reply], Callable[[], None]]:
-        samples, seed = self._setting.samples, self._setting.seed
+    def _stream(self, carried: _Carried, epoch: int, ids: np.ndarray) -> tuple[Iterator[Reply], Callable[[], None]]:
+        samples, seed, holdings = self._setting.samples, self._setting.seed, self._setting.holdings
+        groups = holdings.groups[ids] if holdings is not None and holdings.is_split else None
+        pieces = Pieces(len(ids), carried.plan.chunk_rows, groups)
 
-        def chunk(index: int) -> Chunk:
-            return Chunk(carried.extraction, self._job, seed, epoch, index, tuple(samples.take(chunks[index])))
+        def chunk(index: int, worker: str) -> Chunk:
+            part = ids[pieces.entries(index)]
+            refs = samples.take(part) if holdings is None else holdings.refs(worker, part)
+            return Chunk(carried.extraction, self._job, seed, epoch, index, tuple(refs))
 
         if carried.inline is not None:
-            lazily = (chunk(index) for index in range(len(chunks)))
+            lazily = (chunk(index, "") for index in range(len(pieces)))
             return self._inline(carried.inline, carried.version, lazily), lambda: None
-        feed = Feed(carried.workers, len(chunks), chunk, per_worker=carried.plan.prefetch,
-                    patience_s=self._setting.patience_s, arrived=self._note_arrival)  # fmt: skip
+        options: dict[str, Any] = {}
+        if holdings is not None and groups is not None:
+            holders = [holdings.holders[groups[pieces.entries(index)[0]]] for index in range(len(pieces))]
+            options = {"able": holders.__getitem__, "more_ahead": len(holdings.holders)}
+        feed = Feed(carried.workers, len(pieces), chunk, per_worker=carried.plan.prefetch,
+                    patience_s=self._setting.patience_s, arrived=self._note_arrival, **options)  # fmt: skip
         self._feeds.add(feed)
-        return iter(feed), feed.close
+        return (iter(feed) if groups is None else in_order(iter(feed), pieces, ids)), feed.close
 
     def _note_arrival(self, reply: Reply) -> None:
         self._setting.counts.num_arrived += int(reply.good.sum())
@@ -286,6 +294,9 @@ class Source:
             inline = InlineWorker(open_store(given.samples.url), prefix)
         elif plan.uses_storage:
             workers = {client.name: client for client in given.clients}
+        elif given.holdings is not None:
+            raise PlanError(["the data is on the nodes' own disks, so the trainer can't read it by itself; read near "
+                             "the data (a plan with read, decode and augment on storage)"])  # fmt: skip
         else:
             store = open_store(given.samples.url)
             with self._lock:

@@ -1,0 +1,124 @@
+"""`headwater nodes`: who answers, what it works on, and how busy each of its stages is."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from headwater.errors import HeadwaterError
+from headwater.train.client import NodeClient
+
+STAGES = ("read", "decode", "infer", "send")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a node said at the beginning and at the end of a while; or why it said nothing."""
+
+    address: str
+    hello: dict[str, Any]
+    before: dict[str, Any]
+    taken_s: float
+    fault: str = ""
+
+    def rate(self, name: str) -> float:
+        """A second, over the while."""
+        return (float(self.hello["busy"][name]) - float(self.before["busy"][name])) / self.taken_s
+
+    def to_json(self) -> dict[str, Any]:
+        if self.fault:
+            return {"address": self.address, "fault": self.fault}
+        rates = {name: self.rate(name) for name in self.hello["busy"]}
+        return {"address": self.address, "seconds": self.taken_s, "hello": self.hello, "per_s": rates}
+
+
+def nodes(
+    addresses: list[str] = typer.Argument(help="Addresses of nodes, such as grpc://store-1:8815."),
+    seconds: float = typer.Option(1.0, min=0.1, help="How long to look."),
+    follow: bool = typer.Option(False, "--follow", "-f", help="Look again and again, until Ctrl-C."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON: one line for each look."),
+) -> None:
+    """Show nodes: what they serve, rows a second, how busy reading, decoding, inference and sending are.
+
+    Busy is in threads: 0.50 means that a stage kept one thread at work for half of the time. Ends with exit code 1 if a
+    node does not answer.
+    """
+    console = Console()
+    clients = {address: NodeClient(address) for address in dict.fromkeys(addresses)}
+    try:
+        if as_json:
+            while True:
+                seen = look(clients, seconds)
+                print(json.dumps([each.to_json() for each in seen]), flush=True)
+                if not follow:
+                    break
+        elif follow:
+            with Live(console=console, auto_refresh=False) as live:
+                while True:
+                    seen = look(clients, seconds)
+                    live.update(table(seen), refresh=True)
+        else:
+            with console.status(f"looking for {seconds:g} s"):
+                seen = look(clients, seconds)
+            console.print(table(seen))
+            show_prefixes(seen, console)
+    finally:
+        for client in clients.values():
+            client.close()
+    if any(each.fault for each in seen):
+        raise typer.Exit(1)
+
+
+def look(clients: dict[str, NodeClient], seconds: float) -> list[Seen]:
+    """All of them at the same time."""
+
+    def one(address: str) -> Seen:
+        try:
+            begin, before = time.perf_counter(), clients[address].hello()
+            time.sleep(seconds)
+            hello = clients[address].hello()
+        except HeadwaterError as error:
+            return Seen(address, {}, {}, seconds, str(error))
+        return Seen(address, hello, before, time.perf_counter() - begin)
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        return list(pool.map(one, clients))
+
+
+def table(seen: list[Seen]) -> Table:
+    found = Table(title="nodes; busy in threads", title_justify="left")
+    for title in ("node", "serves"):
+        found.add_column(title, overflow="fold")
+    for title in ("cores", "memory", "rows/s", *STAGES, "MB/s read", "bad"):
+        found.add_column(title, justify="right", no_wrap=True)
+    for each in seen:
+        if each.fault:
+            found.add_row(each.address, each.fault, style="red")
+            continue
+        hello = each.hello
+        found.add_row(
+            each.address,
+            ", ".join(hello["roots"]),
+            f"{hello['cores']:g}",
+            f"{hello['memory_bytes'] / 1e9:.1f} GB" if hello.get("memory_bytes") else "?",
+            f"{each.rate('num_rows'):,.1f}",
+            *(f"{each.rate(f'{stage}_s'):.2f}" for stage in STAGES),
+            f"{each.rate('read_bytes') / 1e6:,.1f}",
+            f"{hello['busy']['num_bad']:,.0f}",
+        )
+    return found
+
+
+def show_prefixes(seen: list[Seen], console: Console) -> None:
+    """What each node runs, and why that way."""
+    for each in seen:
+        for prefix in each.hello.get("prefixes", ()):
+            console.print(f"{each.address} {prefix['digest'][:12]}: {prefix['said']}")

@@ -1,0 +1,56 @@
+"""What nodes hold together: replicas are one sample, and different things under one name are an error."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.data.holdings import unite
+from headwater.data.samples import Samples
+from headwater.errors import DataError
+
+
+def listing(names, node="", classes=("a", "b"), size=7):
+    """Samples named "class/number"."""
+    return Samples.build("file:///x", classes, keys=[f"{each}.jpg" for each in names], sizes=[size] * len(names),
+                         etags=[f"{node}-{each}" for each in names],
+                         labels=[classes.index(each[0]) for each in names])  # fmt: skip
+
+
+held = st.sets(st.builds("{}/{}".format, st.sampled_from("ab"), st.integers(0, 20)), min_size=1)
+
+
+@given(held, held, held)
+def test_every_sample_is_held_by_those_who_listed_it(one, two, three):
+    parts = {"one": one, "two": two, "three": three}
+    holdings = unite({node: listing(sorted(names), node) for node, names in parts.items()})
+    samples = holdings.samples
+    whole = listing(sorted(one | two | three))
+    assert samples.fingerprint == whole.fingerprint, "the order is that of one folder with everything in it"
+    for number, key in enumerate(samples.keys.to_pylist()):
+        name = key.removesuffix(".jpg")
+        holders = {node for node, names in parts.items() if name in names}
+        assert holdings.holders[holdings.groups[number]] == holders
+        for node in holders:
+            (ref,) = holdings.refs(node, [number])
+            assert (ref.id, ref.key, ref.etag) == (number, key, f"{node}-{name}")
+    assert holdings.is_split == (not one == two == three)
+
+
+def test_classes_that_only_some_nodes_have_are_united_by_name():
+    holdings = unite({"one": listing(["a/1"], classes=("a",)), "two": listing(["b/1"], classes=("b",))})
+    assert holdings.samples.classes == ("a", "b")
+    assert holdings.samples.labels.tolist() == [0, 1]
+
+
+def test_different_things_under_one_name_are_refused():
+    with pytest.raises(DataError, match=r"a/1.jpg has 7 bytes on one and 8 bytes on two"):
+        unite({"one": listing(["a/1"]), "two": listing(["a/1"], size=8)})
+
+
+def test_a_file_that_is_listed_twice_stays_twice():
+    twice = Samples.build("file:///x", ("a", "b"), keys=["x", "x"], sizes=[1, 1], etags=["", ""], labels=[0, 1])
+    holdings = unite({"one": twice, "two": twice})
+    assert len(holdings.samples) == 2
+    assert not holdings.is_split
+    assert np.array_equal(np.sort(holdings.rows["one"]), [0, 1])
