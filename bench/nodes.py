@@ -1,0 +1,177 @@
+"""Many small devices: do they add up, and how many make a trainer's core?
+
+Claim: six storage devices of 0.2 core each give at least 0.9 times six of one; one among them at a tenth of the others'
+speed costs no more than its share; and a node does at least 0.9 of what Pillow and the engine alone do with its core.
+
+Devices are hosts of the rig with a fifth of a core each, and read the same folder; the trainer has the rest of the second
+core, and learns a head on the features that come. Energy is modelled from busy time and stated power: this machine has no
+meter.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench import pictures
+from bench.devices import CLASSES, MODEL
+from bench.result import Result
+from bench.rig import Host, Link, Node, Rig, RigUp
+from bench.rig.remote import Remote
+
+SHARE, TENTH = 0.2, 0.02
+COUNTS = (1, 2, 4, 6)
+MOST = max(COUNTS)
+# Stated, not measured: a small ARM-class storage controller, and a server core with its share of the machine.
+DEVICE_W, DEVICE_IDLE_W = 2.0, 0.5
+CORE_W = 15.0
+
+
+def run(*, quick: bool, console: Console) -> Result:
+    seconds, rounds = (8.0, 1) if quick else (15.0, 5)
+    counts = (1, MOST) if quick else COUNTS
+    # Three devices on each core take 0.6 of it; the trainer needs little where features come.
+    devices = tuple(Host(f"device-{number}", cores=(number % 2,), cpu=SHARE) for number in range(MOST))
+    rig = Rig(storage=devices, trainers=(Host("trainer", cores=(1,)),), links={"trainer": Link(1000)})
+    found: dict[str, list[dict[str, float]]] = {}
+
+    def note(name: str, value: dict[str, float]) -> None:
+        found.setdefault(name, []).append(value)
+        console.print(f"{name}: {value['rate']:.1f} rows/s", style="dim")
+
+    with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch, RigUp(rig) as up:
+        folder, what = pictures.folder(Path(scratch), 640 if quick else 1920)
+        env = {"XDG_CACHE_HOME": f"{scratch}/cache"}
+        for device in devices:
+            up.set_cpu(device.name, 1.0)  # starting is not what is measured
+        nodes = [up.start_node(device.name, [str(folder)], env=env) for device in devices]
+        with (
+            up.open("trainer", "bench.devices:Trainer", env=env, folder=str(folder)) as trainer,
+            up.open("device-0", "bench.devices:Bare", env=env, folder=str(folder), prefix=_prefix(up, env)) as bare,
+        ):
+            about = trainer.ask(what="join", addresses=[node.address for node in nodes])
+            trainer.ask(what="near", seconds=2.0)  # every node loads its engine
+            for number in range(rounds):
+                for count in counts if number % 2 == 0 else counts[::-1]:
+                    note(f"{count}", _devices(up, trainer, nodes[:count], seconds))
+                note("slow", _devices(up, trainer, nodes, seconds, slow="device-0"))
+                up.set_cpu("device-0", 1.0)
+                note("node", _near(trainer, nodes[:1], seconds))
+                note("bare", bare.ask(seconds=seconds, rows=about["chunk_rows"]))
+                note("alone", trainer.ask(what="alone", seconds=seconds))
+    return result(found, counts, what, about, rounds, seconds, quick)
+
+
+def _prefix(up: RigUp, env: dict[str, str]) -> str:
+    return str(up.call("trainer", "bench.nodes:make_prefix", env=env))
+
+
+def make_prefix() -> str:
+    """The frozen part as a node would get it; runs in the trainer's host."""
+    import torch
+
+    from bench.peers.common import Learner
+    from headwater.core.cut import smallest_cut
+    from headwater.model.capture import capture
+    from headwater.model.cuts import cuts
+    from headwater.model.ship import ship
+
+    learner = Learner(MODEL, CLASSES)
+    captured = capture(learner.model, (torch.zeros(2, 3, 224, 224),))
+    cut = smallest_cut(cuts(captured), "fp16", learner.transforms.pixel_spec.row_bytes)
+    return str(ship(captured, cut).path)
+
+
+def _devices(up: RigUp, trainer: Remote, nodes: list[Node], seconds: float, slow: str | None = None) -> dict[str, float]:
+    for number in range(MOST):
+        name = f"device-{number}"
+        up.set_cpu(name, TENTH if name == slow else SHARE)
+    return _near(trainer, nodes, seconds)
+
+
+def _near(trainer: Remote, nodes: list[Node], seconds: float) -> dict[str, float]:
+    trainer.ask(what="join", addresses=[node.address for node in nodes])
+    found: dict[str, float] = trainer.ask(what="near", seconds=seconds)
+    return found
+
+
+def result(
+    found: dict[str, list[dict[str, float]]],
+    counts: tuple[int, ...],
+    what: str,
+    about: dict[str, Any],
+    rounds: int,
+    seconds: float,
+    quick: bool,
+) -> Result:
+    def median(name: str, key: str = "rate") -> float:
+        return statistics.median(each[key] for each in found[name])
+
+    one, six, slow = median("1"), median(str(MOST)), median("slow")
+    share_lost = 1 - (MOST - 1 + TENTH / SHARE) / MOST
+    per_device = six / MOST
+    to_match = math.ceil(median("alone") / per_device)
+    # A device is busy while it works; the trainer's core for what it does itself.
+    device_j = DEVICE_W / per_device + median(str(MOST), "cpu_s_per_row") * CORE_W
+    trainer_j = median("alone", "cpu_s_per_row") * CORE_W
+    cases: list[dict[str, Any]] = [
+        {"devices": count, "rows_per_s": median(f"{count}"), "efficiency": median(f"{count}") / (count * one)}
+        for count in counts
+    ]
+    cases.append({"devices": f"{MOST}, one at a tenth", "rows_per_s": slow, "efficiency": slow / (MOST * one)})
+    cases.append({"devices": "1 node, a whole core", "rows_per_s": median("node")})
+    cases.append({"devices": "bare loop, a whole core", "rows_per_s": median("bare")})
+    cases.append({"devices": "trainer's core alone", "rows_per_s": median("alone")})
+    return Result(
+        name="nodes",
+        quick=quick,
+        numbers={
+            f"efficiency_{MOST}": six / (MOST * one),
+            "slow_over_share": (slow / six) / (1 - share_lost),
+            "node_over_bare": median("node") / median("bare"),
+            "devices_to_match_trainer": to_match,
+            "modelled_j_per_picture_devices": device_j,
+            "modelled_j_per_picture_trainer": trainer_j,
+        },
+        goals={f"efficiency_{MOST}": "≥ 0.9", "slow_over_share": "about 1", "node_over_bare": "≥ 0.9"},
+        cases=cases,
+        bound=f"efficiency 1: {MOST} times what one device does. With one at a tenth, {1 - share_lost:.3f} of that. "
+        "node_over_bare 1: Pillow and the engine with the same thread, and nothing else",
+        limited_by="the devices' share of a core; the trainer and the folder are far from busy",
+        notes=[
+            f"{what} in a folder that all devices read; MobileNetV3-small cut at {about['cut']}, rows as fp16, batch 32",
+            f"{rounds} rounds of {seconds:g} s each, in turns; medians",
+            "slow_over_share: with one device at a tenth of the others' speed, what is left ÷ what the devices' speeds "
+            "add up to",
+            "devices_to_match_trainer: how many 0.2-core devices give as many rows as one core of the trainer that reads, "
+            "decodes and runs the whole model by itself",
+            f"energy is modelled: a device draws {DEVICE_W:g} W while it works (idle {DEVICE_IDLE_W:g} W, not counted), "
+            f"a trainer's core {CORE_W:g} W; stated, not measured",
+        ],
+        draw=lambda path: draw(cases, one, path),
+    )
+
+
+def draw(cases: list[dict[str, Any]], one: float, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
+    plain = [case for case in cases if isinstance(case["devices"], int)]
+    counts = [case["devices"] for case in plain]
+    axis.plot([0, MOST], [0, MOST * one], "--", color="#9aa5b1", label="as many times one device")
+    axis.plot(counts, [case["rows_per_s"] for case in plain], "o-", color="#1f77b4", label="devices of 0.2 core")
+    named = {case["devices"]: case["rows_per_s"] for case in cases}
+    axis.plot([MOST], [named[f"{MOST}, one at a tenth"]], "s", color="#c0504d", label="one of them at a tenth")
+    axis.axhline(named["trainer's core alone"], color="#444b54", linewidth=1, label="a trainer's core, all by itself")
+    axis.set(title="Devices add up", xlabel="devices", ylabel="rows/s", xlim=(0, None), ylim=(0, None))
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    figure.savefig(path, dpi=130)
