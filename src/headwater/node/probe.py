@@ -63,7 +63,8 @@ def probe(chunk: wire.Chunk, model: bytes | None) -> dict[str, Any]:
     rows = np.stack([pixels[number % len(pixels)] for number in range(want.node_batch)])
     values: Any = rows
     if model is not None:
-        found["finish_s"], values = _per_row(lambda: want.transforms.finish(rows), len(rows))
+        values = want.transforms.finish(rows)
+        found["finish_s"], _ = _per_row(lambda: want.transforms.finish(rows, values), len(rows))
         tensors = _probe_prefix(found, model, values, want)
     found["encode_s_per_byte"] = {
         name: cost for name, cost in _probe_codecs(values).items() if model is None or _can_hold(name, want, tensors)

@@ -272,22 +272,24 @@ def _node_costs(
     # What all stages at once take beyond their sum, however it comes about: every row costs it, whatever the cut.
     together = max(float(found["pipeline_cpu_s"]), float(found["pipeline_s"]) * min(cores, 1.0))
     extra_s = max(0.0, together - stages)
+    # Less than their sum: they were measured one by one at a slower moment.
+    scale = min(1.0, together / stages) if stages > 0 else 1.0
     prefix_s: tuple[float | None, ...] = (0.0,)
     fixed_bytes: tuple[int | None, ...] = (0,)
     row_bytes: tuple[int | None, ...] = (0,)
     if shipped is not None:
         kernels = [(str(name), float(taken_s)) for name, taken_s in found["kernels"]]
         seconds = place_seconds(kernels, kernel_places(captured, shipped.path), deepest.index)
-        prefix_s = spread(float(found["prefix_s"]), seconds)
+        prefix_s = spread(scale * float(found["prefix_s"]), seconds)
         share = [cut.prefix_bytes / max(deepest.prefix_bytes, 1) for cut in cuts[: deepest.index + 1]]
         fixed_bytes = tuple(int(found["fixed_bytes"] * each) for each in share)
         row_bytes = (0,) + (int(found["row_bytes"]),) * deepest.index
     beyond = len(cuts) - len(prefix_s)
     return NodeCosts(
-        read_s=float(found["read_s"]) + extra_s,
+        read_s=scale * float(found["read_s"]) + extra_s,
         read_wait_s=float(found["read_wait_s"]),
-        decode_s=float(found["decode_s"]),
-        finish_s=float(found.get("finish_s", 0.0)),
+        decode_s=scale * float(found["decode_s"]),
+        finish_s=scale * float(found.get("finish_s", 0.0)),
         prefix_s={"fp32": prefix_s + (None,) * beyond},
         encode_s_per_byte={name: float(cost) for name, cost in found["encode_s_per_byte"].items()},
         send_s_per_byte=send_s_per_byte,
