@@ -3,9 +3,9 @@
 Claim: six storage devices of 0.2 core each give at least 0.9 times six of one; one among them at a tenth of the others'
 speed costs no more than its share; and a node does at least 0.9 of what Pillow and the engine alone do with its core.
 
-Devices are hosts of the rig with a fifth of a core each, and read the same folder; the trainer has the rest of the second
-core, and learns a head on the features that come. Energy is modelled from busy time and stated power: this machine has no
-meter.
+Devices are hosts of the rig with a fifth of a core each, and read the same folder; the trainer has the rest of the
+second core, and learns a head on the features that come. Energy is modelled from busy time and stated power: this
+machine has no meter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHARE, TENTH = 0.2, 0.02
 COUNTS = (1, 2, 4, 6)
 MOST = max(COUNTS)
 # Stated, not measured: a small ARM-class storage controller, and a server core with its share of the machine.
-DEVICE_W, DEVICE_IDLE_W = 2.0, 0.5
+DEVICE_W = 2.0
 CORE_W = 15.0
 
 
@@ -87,7 +87,9 @@ def make_prefix() -> str:
     return str(ship(captured, cut).path)
 
 
-def _devices(up: RigUp, trainer: Remote, nodes: list[Node], seconds: float, slow: str | None = None) -> dict[str, float]:
+def _devices(
+    up: RigUp, trainer: Remote, nodes: list[Node], seconds: float, slow: str | None = None
+) -> dict[str, float]:
     for number in range(MOST):
         name = f"device-{number}"
         up.set_cpu(name, TENTH if name == slow else SHARE)
@@ -144,14 +146,14 @@ def result(
         "node_over_bare 1: Pillow and the engine with the same thread, and nothing else",
         limited_by="the devices' share of a core; the trainer and the folder are far from busy",
         notes=[
-            f"{what} in a folder that all devices read; MobileNetV3-small cut at {about['cut']}, rows as fp16, batch 32",
+            f"{what} in a folder that all devices read; MobileNetV3-small cut at {about['cut']}, rows as fp16",
             f"{rounds} rounds of {seconds:g} s each, in turns; medians",
             "slow_over_share: with one device at a tenth of the others' speed, what is left ÷ what the devices' speeds "
             "add up to",
-            "devices_to_match_trainer: how many 0.2-core devices give as many rows as one core of the trainer that reads, "
-            "decodes and runs the whole model by itself",
-            f"energy is modelled: a device draws {DEVICE_W:g} W while it works (idle {DEVICE_IDLE_W:g} W, not counted), "
-            f"a trainer's core {CORE_W:g} W; stated, not measured",
+            "devices_to_match_trainer: how many 0.2-core devices give as many rows as one core of the trainer that "
+            "reads, decodes and runs the whole model by itself",
+            f"energy is modelled: a device draws {DEVICE_W:g} W while it works, a trainer's core {CORE_W:g} W; stated, "
+            "not measured",
         ],
         draw=lambda path: draw(cases, one, path),
     )

@@ -53,6 +53,7 @@ ENOUGH_READS = 2 * NUM_READERS + 1
 FETCH_S, FETCH_AT_LEAST_S = 2.0, 1.0
 ROUNDS = 100  # at most, over the samples that are read
 SETTLES = 0.3  # of the time of reading: connections are made, and a shaped link lets a first burst through
+MAX_DRIFT = 3.0  # more than this is no longer the same machine
 MAX_BATCH = 32  # a training batch beyond this costs the same a row, and more time to measure
 
 
@@ -133,7 +134,11 @@ def measure(
     if given is not None:
         check_profile(given, cuts, key=key, age_s=time.time() - given.measured_at)
     profile = given or (None if again else _load(path, cuts, key))
-    if profile is None:
+    speeds, own_speed = [1.0] * len(clients), 1.0
+    if profile is not None:
+        with progress.step("measuring how fast the machines are today"):
+            speeds, own_speed = _speeds(profile, pipeline, samples, holdings, clients, refs, fetched, seed)
+    else:
         profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, shipped, export_s,
                            float(hellos[0]["cores"]), refs, fetched, progress)  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,10 +146,10 @@ def measure(
         scratch.write_text(profile.dumps())
         scratch.replace(path)
     nodes = tuple(
-        Device(client.name, cores=float(hello["cores"]) / world, memory_bytes=int(hello["memory_bytes"]))
-        for client, hello in zip(clients, hellos, strict=True)
+        Device(client.name, cores=float(hello["cores"]) / world, memory_bytes=int(hello["memory_bytes"]), speed=speed)
+        for client, hello, speed in zip(clients, hellos, speeds, strict=True)
     )
-    trainer = Device("trainer", cores=usable_cores())
+    trainer = Device("trainer", cores=usable_cores(), speed=own_speed)
     way = Link(fetched.bytes_per_s, fetched.bytes_per_s) if fetched else None
     rig = Rig(nodes, tuple(links), trainer, trainer_link=port, store_link=way, trainer_reads=fetched is not None,
               shared_cores=embedded)  # fmt: skip
@@ -152,6 +157,36 @@ def measure(
         for client in clients:
             client.needs(shipped.digest, shipped.path)
     return Measured(profile, rig, shipped, all(client.has_prefix() for client in clients), tuple(cuts))
+
+
+def _speeds(
+    profile: Profile,
+    pipeline: Transforms,
+    samples: Samples,
+    holdings: Holdings | None,
+    clients: Sequence[NodeClient],
+    refs: Sequence[SampleRef],
+    fetched: _Fetched | None,
+    seed: int,
+) -> tuple[list[float], float]:
+    """Of each node and of this machine, against the time of the profile: from decoding some pictures again.
+
+    Machines that others use as well are a quarter faster or slower from one hour to the next.
+    """
+    extraction = Extraction(samples.url, pipeline, None, (pipeline.pixel_spec,), node_batch=NODE_BATCH)
+
+    def speed(then_s: float, now_s: float) -> float:
+        return min(max(then_s / now_s, 1 / MAX_DRIFT), MAX_DRIFT) if then_s > 0 and now_s > 0 else 1.0
+
+    def of_node(client: NodeClient) -> float:
+        own = refs if holdings is None else _spread_out(samples, holdings, client.name)
+        found = client.probe(Chunk(extraction, "probe", seed, 0, 0, tuple(own)))
+        return speed(profile.node.decode_s, float(found["decode_s"]))
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        speeds = list(pool.map(of_node, clients))
+    here_s = _local_costs(pipeline, refs, fetched, seed).get("decode_s", 0.0)
+    return speeds, speed(profile.trainer.decode_s, here_s)
 
 
 def _ship(captured: Captured, offered: tuple[Cut, ...]) -> Shipped | None:
@@ -272,24 +307,22 @@ def _node_costs(
     # What all stages at once take beyond their sum, however it comes about: every row costs it, whatever the cut.
     together = max(float(found["pipeline_cpu_s"]), float(found["pipeline_s"]) * min(cores, 1.0))
     extra_s = max(0.0, together - stages)
-    # Less than their sum: they were measured one by one at a slower moment.
-    scale = min(1.0, together / stages) if stages > 0 else 1.0
     prefix_s: tuple[float | None, ...] = (0.0,)
     fixed_bytes: tuple[int | None, ...] = (0,)
     row_bytes: tuple[int | None, ...] = (0,)
     if shipped is not None:
         kernels = [(str(name), float(taken_s)) for name, taken_s in found["kernels"]]
         seconds = place_seconds(kernels, kernel_places(captured, shipped.path), deepest.index)
-        prefix_s = spread(scale * float(found["prefix_s"]), seconds)
+        prefix_s = spread(float(found["prefix_s"]), seconds)
         share = [cut.prefix_bytes / max(deepest.prefix_bytes, 1) for cut in cuts[: deepest.index + 1]]
         fixed_bytes = tuple(int(found["fixed_bytes"] * each) for each in share)
         row_bytes = (0,) + (int(found["row_bytes"]),) * deepest.index
     beyond = len(cuts) - len(prefix_s)
     return NodeCosts(
-        read_s=scale * float(found["read_s"]) + extra_s,
+        read_s=float(found["read_s"]) + extra_s,
         read_wait_s=float(found["read_wait_s"]),
-        decode_s=scale * float(found["decode_s"]),
-        finish_s=scale * float(found.get("finish_s", 0.0)),
+        decode_s=float(found["decode_s"]),
+        finish_s=float(found.get("finish_s", 0.0)),
         prefix_s={"fp32": prefix_s + (None,) * beyond},
         encode_s_per_byte={name: float(cost) for name, cost in found["encode_s_per_byte"].items()},
         send_s_per_byte=send_s_per_byte,

@@ -85,7 +85,7 @@ class Watch:
         self._try_every_s = TRY_AFTER_S
         self._try_at = 0.0
         self._threads = {client.name: int(client.hello()["num_threads"]) for client in clients}
-        self._cores = {device.name: device.cores for device in rig.nodes}
+        self._capacity = {device.name: device.capacity for device in rig.nodes}
         self._replanner = Replanner(source.plan, self._cuts, profile, rig, batch_size=size.batch_size)
         self._believed = rig
         self._version = -1
@@ -180,7 +180,7 @@ class Watch:
         if rows < 1 or busy_s <= 0:
             return None
         timed_s, all_s = self._replanner.row_costs()
-        cores = min(self._threads[name] * timed_s * rows / busy_s, self._cores[name])
+        cores = min(self._threads[name] * timed_s * rows / busy_s, self._capacity[name])
         return cores / all_s if all_s > 0 else None
 
     def _decide(self, decision: Replan) -> None:
