@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from headwater.cli.cuts import cuts
+from headwater.cli.pack import pack
 from headwater.cli.plan import plan
 from headwater.cli.profile import profile
 from headwater.cli.serve import serve
@@ -42,6 +43,7 @@ typer_app.command()(train)
 typer_app.command()(cuts)
 typer_app.command()(profile)
 typer_app.command()(plan)
+typer_app.command()(pack)
 
 
 def app(*args: Any, **kwargs: Any) -> None:

@@ -25,6 +25,7 @@ from headwater.core.profile import Profile
 from headwater.core.search import Ranking, search
 from headwater.data.layouts import list_samples, root_of
 from headwater.data.samples import Samples
+from headwater.data.shards.manifest import check_transforms
 from headwater.data.store import full_url
 from headwater.data.torchvision import as_transforms, from_torchvision
 from headwater.data.transforms import Transforms
@@ -145,7 +146,8 @@ def near(
     """Train `model` on the pictures at `data`, with its frozen part beside them.
 
     model          any module that torch.export can capture; freeze its first part (`hw.freeze` or requires_grad)
-    data           file://, s3://, gs:// or az:// URL (or a path) of class folders, a CSV/Parquet manifest, or tars
+    data           file://, s3://, gs:// or az:// URL (or a path) of class folders, a CSV/Parquet manifest, tars,
+                   or a set that `headwater pack` made
     transforms     a torchvision or timm Compose, `weights.transforms()`, or a list of Headwater transforms
     nodes          addresses such as ["grpc://store-1:8815"]; None starts a node beside this process;
                    "inline" does everything slowly in this process, as a yardstick
@@ -195,6 +197,7 @@ def near(
             listing = Listing(url, layout, path_column, label_column)
             samples = clients[0].list_samples(listing, tick) if clients else list_samples(
                 url, layout, path_column=path_column, label_column=label_column, on_page=tick)  # fmt: skip
+        check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
             keep_frozen(model)
             captured = capture(model, _example(model, pipeline))
