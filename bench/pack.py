@@ -75,7 +75,13 @@ def _result(
     ratio, spread = middle["ratio"], max(c["ratio"] for c in cases) - min(c["ratio"] for c in cases)
     # Rows that are already in memory, in front of the engine: no reader can be faster than one that takes no time.
     bound = statistics.median(case["engine_per_s"] / case["jpeg_per_s"] for case in cases)
-    alone_s = 1 / middle["engine_per_s"] + middle["read_ms"] / 1e3 + middle["floats_ms"] / 1e3
+    parts = {
+        "the engine": 1e3 / middle["engine_per_s"],
+        "reading": middle["read_ms"],
+        "making floats": middle["floats_ms"],
+    }
+    whole = 1e3 / middle["packed_per_s"]
+    parts["the rest of the node (threads, the wire)"] = whole - sum(parts.values())
     return Result(
         name="pack",
         quick=quick,
@@ -84,9 +90,8 @@ def _result(
         cases=cases,
         bound=f"{bound:.2f}: the engine alone, on rows that are in memory already, gives {middle['engine_per_s']:,.0f} "
         f"a second where the node makes {middle['jpeg_per_s']:,.0f} from JPEGs",
-        limited_by=f"the engine: {1e3 / middle['engine_per_s']:.2f} ms of the {1e3 / middle['packed_per_s']:.2f} ms "
-        f"that a packed row takes; reading is {middle['read_ms']:.3f} ms, making floats {middle['floats_ms']:.3f} ms, and "
-        f"everything else of the node (threads, the wire) {1e3 / middle['packed_per_s'] - 1e3 * alone_s:.2f} ms",
+        limited_by=f"{max(parts, key=lambda part: parts[part])}. Of the {whole:.2f} ms that a packed row takes: "
+        + ", ".join(f"{part} {ms:.2f}" for part, ms in parts.items()),
         notes=[
             f"{what}; MobileNetV3-small, random weights, features at its smallest cut; one node thread on one core",
             f"a sample takes {sizes['packed']:,.0f} bytes packed, {sizes['jpeg']:,.0f} as a JPEG; both come from "
