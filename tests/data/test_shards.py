@@ -323,12 +323,26 @@ def test_a_finished_set_of_a_source_that_changed_since_is_refused(source: Path, 
         _pack(source, target)
 
 
+def test_a_picture_replaced_by_one_of_the_same_size_is_told_of(source: Path, target: Path) -> None:
+    _pack(source, target)
+    assert _pack(source, target).touched == ()
+    os.utime(source / "a" / "000.jpg", ns=(1, 1))
+    assert _pack(source, target).touched == ("a/000.jpg",)
+
+
 def test_a_folder_with_other_things_is_refused(pictures: Path, target: Path) -> None:
     target.mkdir()
     (target / "holiday.jpg").write_bytes(b"mine")
-    with pytest.raises(ConfigError, match=r"1 objects that are not of this pack \(holiday.jpg\); choose an empty"):
+    with pytest.raises(ConfigError, match=r"1 objects that are not of a pack \(holiday.jpg\); choose an empty"):
         _pack(pictures, target)
     assert [path.name for path in target.iterdir()] == ["holiday.jpg"]
+
+
+def test_a_manifest_of_somebody_else_is_not_taken_for_a_damaged_one(pictures: Path, target: Path) -> None:
+    target.mkdir()
+    (target / "manifest.json").write_text('{"name": "my web page, which has a manifest, too"}')
+    with pytest.raises(ConfigError, match="objects that are not of a pack"):
+        _pack(pictures, target)
 
 
 def test_a_packed_set_is_not_packed_again(pictures: Path, target: Path, tmp_path: Path) -> None:

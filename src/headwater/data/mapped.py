@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-MAX_MAPS = 256  # each holds a file descriptor, and a process often gets no more than 1,024
+# Before Python 3.13 each mapping holds a file descriptor, and a process often gets no more than 1,024.
+MAX_MAPS = 4096 if sys.version_info >= (3, 13) else 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,16 @@ class Maps:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
             state = (found.st_ino, found.st_size, found.st_mtime_ns)
-            # An empty file can't be mapped.
-            content: mmap.mmap | bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if found.st_size else b""
-        mapped = Mapped(memoryview(content), etag())
+            mapped = Mapped(memoryview(_map(file.fileno()) if found.st_size else b""), etag())
         with self._lock:
             self._maps.pop(path, None)
             while len(self._maps) >= MAX_MAPS:
                 del self._maps[next(iter(self._maps))]
             self._maps[path] = (state, mapped)
         return mapped
+
+
+def _map(descriptor: int) -> mmap.mmap:
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ, trackfd=False)
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)

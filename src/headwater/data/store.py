@@ -26,6 +26,7 @@ PAGE = 1000  # entries in one page of a listing; what S3 itself returns at most
 _MAX_KEY = 4096  # PATH_MAX of Linux; S3 allows 1,024 bytes
 # A store that is down answers with an error in seconds. obstore's own default tries for three minutes.
 _RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
+_MAPS = Maps()  # of the whole process, which is what has a limit
 _TIMEOUT = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
 
 
@@ -91,7 +92,6 @@ class Store:
         self._shown = redact(self.url)
         self._root = self._local_root()
         self._objects = self._connect()
-        self._maps = Maps()
 
     def __repr__(self) -> str:
         return f"Store({self._shown!r})"
@@ -208,7 +208,7 @@ class Store:
         """A file of a local store as memory, as it is now; no bytes are copied."""
         assert self._root is not None
         try:
-            return self._maps.get(os.path.join(self._root, key), lambda: self.etag(key))
+            return _MAPS.get(os.path.join(self._root, key), lambda: self.etag(key))
         except FileNotFoundError:
             raise BadSampleError(key, f"is not in {self._shown}; put it back, or list the data again") from None
         except OSError as error:

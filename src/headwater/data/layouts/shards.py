@@ -22,10 +22,11 @@ LOOKED_FOR = f"a packed set ({MANIFEST} of `headwater pack`)"
 
 def is_packed(listing: Listing) -> bool:
     """Whether `headwater pack` wrote, or began to write, what is listed."""
-    return any(_is_ours(listing, name) for name in (MANIFEST, NOTE))
+    return any(is_ours(listing, name) for name in (MANIFEST, NOTE))
 
 
-def _is_ours(listing: Listing, name: str) -> bool:
+def is_ours(listing: Listing, name: str) -> bool:
+    """Whether the object of this name is there and begins as `headwater pack` begins it."""
     at = pc.index(listing.keys, pa.scalar(name, pa.large_string())).as_py()
     if at < 0 or listing.sizes[at] < len(START):
         return False
@@ -34,8 +35,8 @@ def _is_ours(listing: Listing, name: str) -> bool:
 
 def read_shards(listing: Listing) -> Samples:
     """The samples of a packed set. Damaged shards show when they are read; missing ones now."""
-    if not _is_ours(listing, MANIFEST):
-        if _is_ours(listing, NOTE):
+    if not is_ours(listing, MANIFEST):
+        if is_ours(listing, NOTE):
             raise DataError(
                 f"{listing.shown} is a packed set that is not finished: it has {NOTE} and no {MANIFEST}; run the same "
                 "`headwater pack` again, which goes on where it stood"

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from headwater.data.layouts import list_samples
 from headwater.data.layouts.listing import Listing, list_store, some
+from headwater.data.layouts.shards import is_ours, is_packed
 from headwater.data.samples import SampleRef, Samples
 from headwater.data.shards.manifest import (
     INDEX,
@@ -35,7 +36,6 @@ from headwater.data.shards.manifest import (
     PARTS,
     SHARDS,
     SOURCE_COLUMNS,
-    START,
     Manifest,
     Note,
     Shard,
@@ -69,6 +69,7 @@ class Packing:
     num_made: int  # shards written now
     num_kept: int  # shards of an earlier pack, found whole
     damaged: tuple[str, ...] = ()  # shards that were not, and why
+    touched: tuple[str, ...] = ()  # pictures with another etag than a finished set has them with
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,19 @@ def pack(
     found = list_store(store)
     present = set(found.keys.to_pylist())
     note = Note(redact(samples.url), samples.fingerprint, steps.to_json(), shard_bytes, 0)
-    if MANIFEST in present:
+    if present and not is_packed(found):
+        raise ConfigError(f"{redact(store.url)} has {len(present):,} objects that are not of a pack "
+                          f"({some(sorted(present))}); choose an empty folder")  # fmt: skip
+    if is_ours(found, MANIFEST):
         manifest = _finished(store, note)
         damaged = _missing(manifest, found)
         if verify:
             damaged = _verified(target, tell)
         if not damaged:
             store.delete([key for key in present if key == NOTE or key.startswith(f"{PARTS}/")])
-            return Packing(manifest, 0, len(manifest.shards))
+            etags = read_index(store, manifest)["source_etag"].combine_chunks()
+            touched = samples.keys.filter(pc.not_equal(etags, samples.etags)).to_pylist()
+            return Packing(manifest, 0, len(manifest.shards), touched=tuple(touched))
         _reopen(store, manifest)
         note = manifest.note
     else:
@@ -189,17 +195,11 @@ def _begin(store: Store, note: Note, present: set[str], per_shard: Callable[[], 
     """Write the note of a new pack, or find that of the pack that goes on here."""
     where = redact(store.url)
     if NOTE in present:
-        data = bytes(store.read(NOTE))
-        if not data.startswith(START):
-            raise ConfigError(f"{where}/{NOTE} is not of `headwater pack`; choose an empty folder")
-        begun = Note.loads(data, f"{where}/{NOTE}")
+        begun = Note.loads(bytes(store.read(NOTE)), f"{where}/{NOTE}")
         if fault := _difference(begun, note):
             raise ConfigError(f"{where} has another pack that is not finished: {fault}; finish that one with the "
                               "command that began it, or choose another folder")  # fmt: skip
         note = replace(note, samples_per_shard=begun.samples_per_shard)
-    elif present:
-        raise ConfigError(f"{where} has {len(present):,} objects that are not of this pack ({some(sorted(present))}); "
-                          "choose an empty folder")  # fmt: skip
     else:
         note = replace(note, samples_per_shard=per_shard())
     store.write(NOTE, note.dumps())
