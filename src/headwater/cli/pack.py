@@ -133,8 +133,8 @@ def _report(done: Packing, target: str) -> None:
         kept = f", {done.num_kept:,} shards kept" if done.num_kept else ""
         console.print(f"packed: {what}{kept}", soft_wrap=True)
     if done.touched:
-        console.print(f"{len(done.touched):,} pictures of the source, such as {done.touched[0]}, were written or copied "
-                      "since; if they show something else now, pack into another folder", soft_wrap=True)  # fmt: skip
+        what = f"{len(done.touched):,} pictures of the source, such as {done.touched[0]}, were written or copied since"
+        console.print(f"{what}; if they show something else now, pack into another folder", soft_wrap=True)
     steps = ", ".join(step["op"] for step in manifest.note.steps)
     console.print(f"done in them: {steps}; a job's transforms must begin with these", soft_wrap=True)
     if manifest.left_out:
