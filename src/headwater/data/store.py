@@ -218,7 +218,7 @@ class Store:
         """Put an object there, whole or not at all; one of that name is replaced."""
         self._check(key)
         try:
-            self._objects.put(key, data)
+            self._objects.put(key, memoryview(data))
         except (BaseError, ValueError, OSError) as error:
             raise self._refusal(f"{key} can't be written", error) from None
 
@@ -278,7 +278,7 @@ class Store:
         elif isinstance(error, PermissionDeniedError | UnauthenticatedError):
             way_out = "check the credentials (for s3://: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION)"
         elif self._root is not None:
-            way_out = "check that the folder is there and may be read"
+            way_out = f"check that the folder is there and may be {'written to' if 'written' in what else 'read'}"
         else:
             way_out = "check the bucket's name, the endpoint (for s3://: AWS_ENDPOINT_URL) and that the store is up"
         return StoreError(f"{self._shown} {what}: {first}; {way_out}")
