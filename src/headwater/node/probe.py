@@ -25,6 +25,7 @@ from headwater.core.draw import Draw
 from headwater.core.spec import TensorSpec
 from headwater.data import wire
 from headwater.data.extract import Extractor
+from headwater.data.shards.reading import read_sample
 from headwater.data.store import Store, open_store
 from headwater.errors import BadSampleError, HeadwaterError
 from headwater.node.engine import Engine
@@ -41,7 +42,7 @@ def probe(chunk: wire.Chunk, model: bytes | None) -> dict[str, Any]:
     wall, cpu = time.perf_counter(), time.process_time()
     for ref in chunk.samples:
         try:
-            data[ref.id] = bytes(store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag))
+            data[ref.id] = bytes(read_sample(store, ref))
         except BadSampleError:
             continue  # a job meets it in its turn; the others tell the cost as well
     num_read = max(len(data), 1)

@@ -27,6 +27,7 @@ from headwater.core.search import Ranking, search
 from headwater.data.holdings import Holdings, unite
 from headwater.data.layouts import list_samples, root_of
 from headwater.data.samples import Samples
+from headwater.data.shards.manifest import check_transforms
 from headwater.data.store import full_url
 from headwater.data.torchvision import as_transforms, from_torchvision
 from headwater.data.transforms import Transforms
@@ -147,7 +148,8 @@ def near(
     """Train `model` on the pictures at `data`, with its frozen part beside them.
 
     model          any module that torch.export can capture; freeze its first part (`hw.freeze` or requires_grad)
-    data           file://, s3://, gs:// or az:// URL (or a path) of class folders, a CSV/Parquet manifest, or tars
+    data           file://, s3://, gs:// or az:// URL (or a path) of class folders, a CSV/Parquet manifest, tars,
+                   or a set that `headwater pack` made
     transforms     a torchvision or timm Compose, `weights.transforms()`, or a list of Headwater transforms
     nodes          addresses such as ["grpc://store-1:8815"]; None starts a node beside this process;
                    "inline" does everything slowly in this process, as a yardstick. Several nodes share a store, or
@@ -197,6 +199,7 @@ def near(
         with progress.step(f"listing {url}") as tick:
             listing = Listing(url, layout, path_column, label_column)
             samples, holdings = _list(clients, listing, tick)
+        check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
             keep_frozen(model)
             captured = capture(model, _example(model, pipeline))

@@ -30,6 +30,7 @@ from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import NUM_READERS
 from headwater.data.holdings import Holdings
 from headwater.data.samples import SampleRef, Samples
+from headwater.data.shards.reading import read_sample
 from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
 from headwater.data.wire import MAX_BLOB_BYTES, Chunk, Extraction
@@ -123,7 +124,7 @@ def measure(
     key = Key(
         model=_model_digest(captured, cuts),
         transforms=pipeline.digest,
-        data=f"{samples.fingerprint} at {samples.url.partition(':')[0]}",
+        data=f"{samples.fingerprint} at {samples.url.partition(':')[0]}{' packed' if samples.packed else ''}",
         node="; ".join(sorted({str(hello.get("machine")) for hello in hellos})),
         trainer=f"{machine()} torch {torch.__version__} {torch.get_num_threads()} threads, batch "
         f"{min(batch_size, MAX_BATCH)}, {captured.example[0].device.type}{_layout(captured)}, "
@@ -403,7 +404,7 @@ def _fetch(samples: Samples, refs: Sequence[SampleRef]) -> _Fetched | None:
 
     def read(ref: SampleRef) -> bytes:
         try:
-            return bytes(store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag))
+            return bytes(read_sample(store, ref))
         except BadSampleError:
             return b""  # a job meets it in its turn
 
