@@ -15,6 +15,7 @@ from bench.rig import RigError
 BENCHMARKS = {
     "path": "near-data pictures/s against a bare loop of Pillow and ONNX Runtime; bytes across against the JPEG's",
     "planner": "the planner's choice against every other cut, run for real on the rig: regret, error of the estimate",
+    "cache": "epochs from the node's cache against a cold one and the plain loop, over a link of 50 Mbit/s",
     "offload": "training over links of 2 to 1000 Mbit/s against the best plain loop, other loaders, and the bound",
 }
 

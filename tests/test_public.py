@@ -28,7 +28,7 @@ def test_the_verbs_of_the_command_line():
         "cuts": ["--all", "--json", "--size", "--until"],
         "plan": ["--json", "--output", "--picture"],
         "profile": ["--again", "--json", "--output"],
-        "serve": ["--listen", "--max-upload", "--open", "--state", "--threads"],
+        "serve": ["--cache-dir", "--cache-size", "--listen", "--max-upload", "--open", "--state", "--threads"],
         "train": ["--resume"],
     }
 

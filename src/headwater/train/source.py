@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headwater.core.cache import draw_epoch
 from headwater.core.codecs import wire_row_bytes
 from headwater.core.cut import Cut
 from headwater.core.plan import Plan, check
@@ -91,6 +92,7 @@ class Setting:
     node_memory_bytes: int | None
     progress: Progress
     shipped: Shipped | None = None
+    views: int = 0  # after so many epochs the random draws come round again; 0: never
     counts: Counts = field(default_factory=Counts)
 
 
@@ -219,10 +221,13 @@ class Source:
     def _stream(
         self, carried: _Carried, epoch: int, chunks: list[np.ndarray]
     ) -> tuple[Iterator[Reply], Callable[[], None]]:
-        samples, seed = self._setting.samples, self._setting.seed
+        given = self._setting
+        drawn = draw_epoch(epoch, given.views)
+        reuse = given.views > 0 or not given.pipeline.is_random  # draws that never come again are not worth keeping
 
         def chunk(index: int) -> Chunk:
-            return Chunk(carried.extraction, self._job, seed, epoch, index, tuple(samples.take(chunks[index])))
+            refs = tuple(given.samples.take(chunks[index]))
+            return Chunk(carried.extraction, self._job, given.seed, drawn, index, refs, reuse)
 
         if carried.inline is not None:
             lazily = (chunk(index) for index in range(len(chunks)))
