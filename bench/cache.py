@@ -156,8 +156,8 @@ def result(cases: list[dict[str, Any]], link_bytes_per_s: float, step_s: float, 
             "store and node on one core, trainer on the other behind the link",
             f"each round: a node with an empty cache, one cold epoch, {WARM_EPOCHS} warm ones, the plain loop for "
             f"{PLAIN_S:g} s; warm epochs are whole, from asking for the first batch to the last step",
-            "the plain loop reads JPEGs over the same link and runs the whole model; it has no cache, and all its epochs "
-            "are alike",
+            "the plain loop reads JPEGs over the same link and runs the whole model; it has no cache: its "
+            "epochs are all alike",
         ],
         draw=lambda path: draw(cases, link_per_s, path),
     )

@@ -345,7 +345,7 @@ def test_a_disk_that_is_really_full(start, prefix, chunk_of, tmp_path, caplog):
         kept, hits = ask(node, client, chunk)
         assert 0 < hits < 50
         np.testing.assert_array_equal(kept, made)
-        assert caplog.text.count("no longer kept") == 1
+        assert caplog.text.count("no rows are kept") == 1
         start(0)
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)

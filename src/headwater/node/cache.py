@@ -87,7 +87,8 @@ class Cache:
         try:
             self._enter(budget_bytes)
         except _InUseError:
-            self._turn_off(f"another node uses {folder}; give this one a folder of its own (--cache-dir)")
+            self._turn_off(f"another node uses {folder}; let one node (`headwater serve`) serve both, or give this "
+                           "one a folder of its own (--cache-dir)")  # fmt: skip
             return
         except OSError as error:
             self._turn_off(f"{folder} can't be used: {error.strerror or error}; name another folder (--cache-dir)")
@@ -175,7 +176,7 @@ class Cache:
         with self._lock:
             self.why_off = self.why_off or "the node has ended"
             self._shelves.clear()
-            if self._lock_file is not None:
+            if self._lock_file is not None and not self._thread.is_alive():  # who still writes still holds the folder
                 os.close(self._lock_file)
                 self._lock_file = None
 
@@ -231,7 +232,8 @@ class Cache:
             rows, keys = segment_paths(folder, number)
             if match is None:
                 if path.suffix != ".rows" or not path.with_suffix(".keys").exists():
-                    path.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        path.unlink()
                 continue
             with contextlib.suppress(OSError):
                 num_rows = min(rows.stat().st_size // record_bytes if rows.exists() else 0,
@@ -396,7 +398,7 @@ class Cache:
             if self.why_off is not None:
                 return
             self.why_off = why
-        log.warning("rows are no longer kept on disk, which costs time and nothing else: %s", why)
+        log.warning("no rows are kept on disk from now on, which costs time and nothing else: %s", why)
 
 
 class Lookup:
