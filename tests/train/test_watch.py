@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import headwater as hw
-from headwater.core.plan import Plan
+from headwater.core.cut import smallest_cut
+from headwater.core.plan import Plan, near_plan
 from headwater.core.replan import Replan
 from headwater.core.rig import Link
 from headwater.data.transforms import Normalize, Resize, ToFloat, Transforms
@@ -91,3 +92,32 @@ def test_in_vain_it_tries_less_and_less_often(job, monkeypatch):
     assert job._watch._try_links() == []  # not yet
     assert tried == [int(SLOW.down_bytes_per_s * watch.TRY_S) + 1]
     assert job._watch._try_every_s == 2 * watch.TRY_AFTER_S
+
+
+def test_a_node_is_judged_by_what_it_makes_and_not_by_what_it_kept(job):
+    (name,) = job._watch._threads
+
+    def made(busy_s, rows, kept):
+        readings = [watch._Reading(at, 0, 0.0, {}, 0, {name: busy}) for at, busy in
+                    ((0.0, (1.0, 10.0, 5.0)), (2.0, (1.0 + busy_s, 10.0 + rows, 5.0 + kept)))]  # fmt: skip
+        return job._watch._made(name, *readings)
+
+    assert made(1.0, 50, 0) > 0
+    assert made(0.0, 0, 500) is None
+    assert made(1.0, 50, 500) is None
+
+
+def test_a_watched_job_goes_on_with_its_plan_when_rows_come_from_the_cache(pictures, start_node, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "POLL_S", 0.02)
+    monkeypatch.setattr(watch, "WINDOW_S", 0.05)
+    node = start_node(pictures, options=("--state", str(tmp_path), "--cache-size", "50MB"))
+    with hw.near(network(), pictures, transforms=TRANSFORMS, nodes=[node.address], batch_size=4) as job:
+        plan = near_plan(smallest_cut(job.cuts), chunk_rows=8, node_batch=8)
+        job._source.adopt(plan)
+        job._watch._replanner.adopted(plan)
+        for _ in range(8):
+            for x, _ in job.loader:
+                job.model(x)
+        assert job._watch._clients[0].hello()["busy"]["num_cache_hits"] >= 7 * 50
+        assert job.switches == ()
+        assert job.plan == plan

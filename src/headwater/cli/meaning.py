@@ -21,6 +21,8 @@ def near_options(file: JobFile) -> dict[str, Any]:
         "on_bad_sample": file.data.on_bad_sample,
         "nodes": file.nodes.addresses or None,
         "patience_s": file.nodes.patience_s,
+        "views": file.data.views,
+        "node_cache": file.nodes.cache or None,
     }
     if file.plan.file not in ("", "auto"):
         return {**options, "plan": file.path(file.plan.file)}

@@ -133,6 +133,7 @@ class Chunk:
     epoch: int
     index: int
     samples: tuple[SampleRef, ...]
+    reuse: bool = True  # a node may send rows that it kept, and keep these
 
     def dumps(self) -> bytes:
         return json.dumps(
@@ -143,6 +144,7 @@ class Chunk:
                 "seed": self.seed,
                 "epoch": self.epoch,
                 "index": self.index,
+                "reuse": self.reuse,
                 "extraction": self.extraction.to_json(),
                 "samples": [ref.to_json() for ref in self.samples],
             },
@@ -205,7 +207,10 @@ def loads(ticket: bytes) -> Listing | Chunk | Probe | Blob:
         if len({ref.id for ref in samples}) != len(samples):
             raise ConfigError("a chunk names the same sample twice")
         extraction = Extraction.from_json(data["extraction"])
-        chunk = Chunk(extraction, data["job"], data["seed"], data["epoch"], data["index"], samples)
+        reuse = data.get("reuse", True)
+        if type(reuse) is not bool:
+            raise ConfigError(f"reuse must be bool, not {str(reuse)[:80]!r}")
+        chunk = Chunk(extraction, data["job"], data["seed"], data["epoch"], data["index"], samples, reuse)
         if data["kind"] == "rows":
             return chunk
         if len(samples) > MAX_PROBE_SAMPLES:
@@ -225,11 +230,14 @@ def rows_schema(codec: str, boundary: Boundary) -> pa.Schema:
 
 def pack_rows(codec: str, boundary: Boundary, ids: np.ndarray, tensors: Sequence[np.ndarray]) -> pa.RecordBatch:
     """Rows as a record batch, without copying what the codec leaves as it is."""
+    return pack_columns(codec, boundary, ids, codecs.encode(codec, tensors, boundary))
+
+
+def pack_columns(codec: str, boundary: Boundary, ids: np.ndarray, columns: Sequence[np.ndarray]) -> pa.RecordBatch:
+    """The same of rows that the codec has already made columns of."""
     schema = rows_schema(codec, boundary)
     arrays: list[pa.Array] = [pa.array(ids, pa.int64())]
-    for column, values in zip(
-        codecs.wire_columns(codec, boundary), codecs.encode(codec, tensors, boundary), strict=True
-    ):
+    for column, values in zip(codecs.wire_columns(codec, boundary), columns, strict=True):
         plain = values.view(np.uint8) if values.dtype == np.bool_ else values
         flat = pa.array(plain.reshape(-1), _ARROW[column.dtype])
         arrays.append(pa.FixedSizeListArray.from_arrays(flat, column.num_items) if column.shape else flat)

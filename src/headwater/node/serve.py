@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headwater.errors import ConfigError
+from headwater.node.cache import Cache
 from headwater.node.service import Node
 
 STOP_WITHIN_S = 1.0  # streams end within 0.25 s of being told; those nobody reads are cut off
@@ -34,10 +35,16 @@ def serve(
     state: Path | None = None,
     num_threads: int | None = None,
     max_upload_bytes: int = 2 << 30,
+    cache_bytes: int | None = None,
+    cache_folder: Path | None = None,
     announce: Callable[[Node], None] = lambda node: None,
     until_input_ends: bool = False,
 ) -> None:
-    """Serve `roots` until a signal arrives, or, if wanted, until standard input ends."""
+    """Serve `roots` until a signal arrives, or, if wanted, until standard input ends.
+
+    Rows are kept in `cache_folder` (by default beside the prefixes) within `cache_bytes`: None takes the default of
+    `Cache`, 0 keeps none.
+    """
     if not roots:
         raise ConfigError("a node serves at least one folder or bucket; name it: headwater serve s3://photos")
     # A pipe: the system may deliver a signal to any thread, and only what is written to a file wakes ours from there.
@@ -51,9 +58,11 @@ def serve(
         sys.stdin.buffer.read()
         os.write(tell, b"\0")
 
+    state = state or default_state()
+    cache = Cache(cache_folder or state / "rows", cache_bytes)
     try:
-        node = Node(listen, roots, state=state or default_state(), num_threads=num_threads,
-                    max_upload_bytes=max_upload_bytes)  # fmt: skip
+        node = Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
+                    cache=cache)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
         raise ConfigError(
             f"can't listen on {listen} ({error}); is something else running there, or is it not an address of this "
@@ -66,7 +75,7 @@ def serve(
     node.stop(STOP_WITHIN_S)
 
 
-def serve_embedded(root: str, num_threads: int | None) -> None:
+def serve_embedded(root: str, num_threads: int | None, cache_bytes: int | None = None) -> None:
     """Serve one root on a free loopback port, tell the parent which, and end when the parent closes our input.
 
     The input also closes when the parent is killed, so an embedded node never outlives its trainer.
@@ -75,4 +84,5 @@ def serve_embedded(root: str, num_threads: int | None) -> None:
     def announce(node: Node) -> None:
         print(json.dumps({"address": f"grpc://127.0.0.1:{node.port}"}), flush=True)
 
-    serve((root,), listen="grpc://127.0.0.1:0", num_threads=num_threads, announce=announce, until_input_ends=True)
+    serve((root,), listen="grpc://127.0.0.1:0", num_threads=num_threads, cache_bytes=cache_bytes, announce=announce,
+          until_input_ends=True)  # fmt: skip

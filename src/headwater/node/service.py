@@ -18,11 +18,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import onnxruntime
+import PIL
 import pyarrow as pa
 import pyarrow.flight as flight
 
@@ -35,12 +38,15 @@ from headwater.data.layouts import list_samples
 from headwater.data.samples import Samples
 from headwater.data.store import Store, full_url, open_store, redact
 from headwater.errors import ConfigError, HeadwaterError, RefusedError
+from headwater.node.cache import Cache
 from headwater.node.memory import memory_bytes
 from headwater.node.prefixes import Prefixes
 from headwater.version import VERSION
 
 MAX_CHUNKS = 16  # worked on at once; further ones wait their turn
 MAX_STORES = 64  # connections kept open; the oldest is dropped
+# What has a say in the numbers of a row beside the request: rows of another version are made anew, not served.
+_MAKER = f"headwater {VERSION}, pillow {PIL.__version__}, onnxruntime {onnxruntime.__version__}"
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +62,14 @@ class Node(flight.FlightServerBase):
         state: Path,
         num_threads: int | None = None,
         max_upload_bytes: int = 2 << 30,
+        cache: Cache | None = None,
     ) -> None:
+        """`cache` keeps rows that were made; it is closed with the node. None keeps nothing."""
         self.roots = tuple(full_url(root) for root in roots)
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self._prefixes = Prefixes(state / "prefixes", max_upload_bytes)
         self._extractor = Extractor(self.num_threads)
+        self.cache = cache
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
         self._stopping = False
@@ -74,6 +83,8 @@ class Node(flight.FlightServerBase):
         ending.start()
         ending.join(within_s)
         self._extractor.close()
+        if self.cache is not None:
+            self.cache.close()
 
     def hello(self) -> dict[str, Any]:
         """Who this is and what it can do."""
@@ -89,7 +100,7 @@ class Node(flight.FlightServerBase):
             "codecs": list(codecs.CODECS),
             "precisions": list(PRECISIONS),
             "engine": "onnxruntime",
-            "busy": self._extractor.busy.to_json(),
+            "busy": {**self._extractor.busy.to_json(), **(self.cache.to_json() if self.cache else {})},
             "cpu_s": time.process_time(),
         }
 
@@ -154,9 +165,20 @@ class Node(flight.FlightServerBase):
             try:
                 engine = self._prefixes.engine(want.prefix, want.outputs) if want.prefix else None
                 run = partial(engine.run, boundary=want.boundary) if engine else None
+                kept = self.cache.look_up(chunk, _MAKER) if self.cache is not None else None
+                if kept is not None:
+                    for ids, columns in kept.pieces():
+                        yield wire.pack_columns(want.codec, want.boundary, ids, columns), b""
+                        if abandoned():
+                            raise _ended()
+                    chunk = replace(chunk, samples=tuple(chunk.samples[place] for place in kept.missing()))
+                if not chunk.samples:
+                    return
                 for part in self._extractor.rows(self._store(want.url), chunk, run, abandoned):
-                    batch = wire.pack_rows(want.codec, want.boundary, part.ids, part.tensors)
-                    yield batch, wire.pack_bad(part.bad)
+                    columns = codecs.encode(want.codec, part.tensors, want.boundary)
+                    if kept is not None:
+                        kept.keep(part.ids, columns)
+                    yield wire.pack_columns(want.codec, want.boundary, part.ids, columns), wire.pack_bad(part.bad)
                 if abandoned():
                     raise _ended()
             finally:

@@ -6,6 +6,7 @@ Owns `near` and `Job`. Everything that can be wrong is found here, before the fi
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwater.core.amount import num_bytes
 from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut, find_cut, smallest_cut
 from headwater.core.loads import JobSize
@@ -143,6 +145,8 @@ def near(
     rank: int | None = None,
     world: int | None = None,
     node_threads: int | None = None,
+    node_cache: str | None = None,
+    views: int = 0,
     patience_s: float = PATIENCE_S,
 ) -> Job:
     """Train `model` on the pictures at `data`, with its frozen part beside them.
@@ -164,6 +168,10 @@ def near(
                    measured and kept, and used again for the same model, data and machines. `measure_again` makes a
                    new one
     on_bad_sample  "raise", or "skip" and list it in `job.loader.skipped`
+    views          how many random versions of each picture there are: epoch e draws as epoch e mod views did, so rows
+                   that a node kept can be used again. 0: every epoch draws anew, and rows of random transforms are
+                   not kept. Without random transforms rows are always kept
+    node_cache     how much the node that nodes=None starts may keep on disk, such as "10GB"; "0" keeps nothing
     rank, world    which of how many trainers this is; taken from torch.distributed if it is initialised
     patience_s     how long to wait for a node to come back once none answers
     """
@@ -177,14 +185,21 @@ def near(
         raise ConfigError(f"codec {codec!r} is not one of {', '.join(CODECS)}")
     if node_threads is not None and nodes is not None:
         raise ConfigError("node_threads is for the node that nodes=None starts; a node of your own takes --threads")
+    if node_cache is not None and nodes is not None:
+        raise ConfigError("node_cache is for the node that nodes=None starts; a node of your own takes --cache-size")
+    if type(views) is not int or not 0 <= views < 2**31:
+        raise ConfigError(f"views is {views!r}; it must be a whole number, 0 or more")
+    cache_bytes = None if node_cache is None else num_bytes(node_cache, "node_cache")
     rank, world = _place(rank, world)
     pipeline, rest = _read_transforms(transforms)
+    if views and not pipeline.is_random:
+        warnings.warn(f"views={views} has nothing to do: the transforms near the data are not random", stacklevel=2)
     url = full_url(os.fspath(data))
     progress = Progress()
     with ExitStack() as stack:
         clients: list[NodeClient] = []
         if nodes is None:
-            node = EmbeddedNode(root_of(url), node_threads)
+            node = EmbeddedNode(root_of(url), node_threads, cache_bytes)
             stack.callback(node.close)
             clients = [NodeClient(node.address)]
         elif nodes != "inline":
@@ -207,7 +222,7 @@ def near(
         if cut is None and not pinned and not rest:
             _check_norms(model)
         setting = Setting(captured, all_cuts, pipeline, rest, samples, clients, seed, patience_s,
-                          min(memories, default=None), progress, holdings=holdings)  # fmt: skip
+                          min(memories, default=None), progress, holdings=holdings, views=views)  # fmt: skip
         ranking, measured, codecs = None, None, tuple(dict.fromkeys(("raw", codec)))
         if plan == "auto" and cut is None and clients:
             open_cuts = all_cuts

@@ -255,7 +255,7 @@ def _profile(
     boundary = deepest.boundary if shipped else (pipeline.pixel_spec,)
     extraction = Extraction(samples.url, pipeline, shipped.digest if shipped else None, boundary, node_batch=NODE_BATCH,
                             outputs=shipped.names_at(deepest) if shipped else None)  # fmt: skip
-    chunk = Chunk(extraction, "probe", seed, 0, 0, refs)
+    chunk = Chunk(extraction, "probe", seed, 0, 0, refs, reuse=False)  # what is measured is making rows
     client = clients[0]
     with progress.step(f"measuring work on {client.name}"):
         if shipped:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headwater.core.cache import draw_epoch
 from headwater.core.codecs import wire_row_bytes
 from headwater.core.cut import Cut
 from headwater.core.pieces import Pieces
@@ -95,6 +96,7 @@ class Setting:
     progress: Progress
     shipped: Shipped | None = None
     holdings: Holdings | None = None  # where nodes have disks of their own
+    views: int = 0  # after so many epochs the random draws come round again; 0: never
     counts: Counts = field(default_factory=Counts)
 
 
@@ -219,14 +221,16 @@ class Source:
             raise ConfigError("the job is closed; start another one with hw.near")
 
     def _stream(self, carried: _Carried, epoch: int, ids: np.ndarray) -> tuple[Iterator[Reply], Callable[[], None]]:
-        samples, seed, holdings = self._setting.samples, self._setting.seed, self._setting.holdings
+        given, holdings = self._setting, self._setting.holdings
+        drawn = draw_epoch(epoch, given.views)
+        reuse = given.views > 0 or not given.pipeline.is_random  # draws that never come again are not worth keeping
         groups = holdings.groups[ids] if holdings is not None and holdings.is_split else None
         pieces = Pieces(len(ids), carried.plan.chunk_rows, groups)
 
         def chunk(index: int, worker: str) -> Chunk:
             part = ids[pieces.entries(index)]
-            refs = samples.take(part) if holdings is None else holdings.refs(worker, part)
-            return Chunk(carried.extraction, self._job, seed, epoch, index, tuple(refs))
+            refs = given.samples.take(part) if holdings is None else holdings.refs(worker, part)
+            return Chunk(carried.extraction, self._job, given.seed, drawn, index, tuple(refs), reuse)
 
         if carried.inline is not None:
             lazily = (chunk(index, "") for index in range(len(pieces)))

@@ -55,7 +55,7 @@ class _Reading:
     waited_s: float
     received: dict[str, int]
     read_bytes: int
-    busy: dict[str, tuple[float, float]]  # per node: compute-seconds, rows
+    busy: dict[str, tuple[float, float, float]]  # per node: compute-seconds, rows made, rows sent from its cache
 
 
 class Watch:
@@ -147,7 +147,8 @@ class Watch:
                     said = client.hello()["busy"]
                 except HeadwaterError:
                     continue  # away, or behind a link that is full: what it sends still counts
-                busy[client.name] = float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"])
+                busy[client.name] = (float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"]),
+                                     float(said.get("num_cache_hits", 0)))  # fmt: skip
         return _Reading(
             time.perf_counter(),
             self._source.num_chunks,
@@ -176,8 +177,10 @@ class Watch:
 
         Of a row's work, only decoding and inference are timed there; the rest is taken to be slowed down alike.
         """
-        busy_s, rows = (late - early for late, early in zip(now.busy[name], before.busy[name], strict=True))
+        busy_s, rows, kept = (late - early for late, early in zip(now.busy[name], before.busy[name], strict=True))
         if rows < 1 or busy_s <= 0:
+            return None
+        if kept:  # what it makes beside kept rows comes in small groups, which cost more a row than planned
             return None
         timed_s, all_s = self._replanner.row_costs()
         cores = min(self._threads[name] * timed_s * rows / busy_s, self._capacity[name])
