@@ -15,6 +15,7 @@ from bench.rig import RigError
 BENCHMARKS = {
     "path": "near-data pictures/s against a bare loop of Pillow and ONNX Runtime; bytes across against the JPEG's",
     "planner": "the planner's choice against every other cut, run for real on the rig: regret, error of the estimate",
+    "engine": "a prefix on one core, in the engine and precision that a node chooses, against eager PyTorch",
     "offload": "training over links of 2 to 1000 Mbit/s against the best plain loop, other loaders, and the bound",
 }
 
