@@ -35,7 +35,7 @@ from headwater.node.onnxfile import check_self_contained, up_to
 
 log = logging.getLogger(__name__)
 
-BUDGET_S = 5.0
+BUDGET_S = 4.0
 _END_AFTER_S = 60.0  # a child that is stuck; a slow device needs some time for even one trial
 TOLERANCE = 1e-4  # of the largest value: what rows may differ from ONNX Runtime's
 MAX_RECORDS = 1000

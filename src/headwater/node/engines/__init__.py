@@ -13,6 +13,7 @@ from functools import cache
 from typing import Protocol
 
 import numpy as np
+import onnxruntime
 
 from headwater.core.plan import PRECISIONS
 from headwater.core.tuning import ENGINES
@@ -47,9 +48,15 @@ def available() -> tuple[str, ...]:
     return tuple(name for name in ENGINES if importlib.util.find_spec(name) is not None)
 
 
+@cache
 def versions() -> str:
     """The engines in words that tell one installation from another."""
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in available())
+    return ", ".join(f"{name} {_version(name)}" for name in available())
+
+
+def _version(name: str) -> str:
+    """By the module's own word for ONNX Runtime, which comes as packages of several names."""
+    return str(onnxruntime.__version__) if name == "onnxruntime" else importlib.metadata.version(name)
 
 
 # What a CPU must have for an engine to compute in it rather than only to store it.
