@@ -48,6 +48,7 @@ def test_the_fields_of_the_plan_format():
         "node_batch": 32,
         "chunk_rows": 64,
         "prefetch": 3,
+        "engine": "auto",
     }  # fmt: skip
 
 

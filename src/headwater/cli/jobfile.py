@@ -72,6 +72,8 @@ class PlanPart:
     profile: str = ""
     cut: str | int | None = None
     codec: str = "raw"
+    precision: str = "fp32"
+    tolerance: float = 0.99
 
 
 @dataclass(frozen=True)

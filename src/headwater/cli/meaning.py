@@ -28,7 +28,8 @@ def near_options(file: JobFile) -> dict[str, Any]:
         return {**options, "plan": file.path(file.plan.file)}
     if file.plan.profile:
         options["profile"] = file.path(file.plan.profile)
-    return {**options, "cut": file.plan.cut, "codec": file.plan.codec}
+    return {**options, "cut": file.plan.cut, "codec": file.plan.codec, "precision": file.plan.precision,
+            "tolerance": file.plan.tolerance}  # fmt: skip
 
 
 def model_of(file: JobFile) -> Any:

@@ -1,4 +1,4 @@
-"""The cores of this machine: their kind, and how many this process may use. Owns those two questions."""
+"""The cores of this machine: their kind, what they can do, and how many this process may use. Owns those questions."""
 
 from __future__ import annotations
 
@@ -59,9 +59,15 @@ def machine() -> str:
     return f"{platform.machine()} {_cpu_name()}"
 
 
+def cpu_flags() -> frozenset[str]:
+    """What this CPU can do, in the kernel's words; empty where it does not say."""
+    return frozenset(_cpu_line("flags").split())
+
+
 def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return _cpu_line("model name") or platform.processor()
+
+
+def _cpu_line(title: str) -> str:
+    lines = _text(Path("/proc/cpuinfo")).splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(title)), "")

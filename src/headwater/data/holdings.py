@@ -82,7 +82,8 @@ def unite(listings: Mapping[str, Samples]) -> Holdings:
         raise ConfigError("nodes have packed sets of different sources under one name; use one set, or replicas of it")
     samples, numbers = Samples.build_from(
         urls.pop(), classes, keys=list(keys), offsets=list(offsets), lengths=list(lengths), sizes=list(sizes),
-        etags=list(etags), labels=list(labels), packed=packed.pop(), num_ignored=sum(listed.num_ignored for listed in listings.values()),
+        etags=list(etags), labels=list(labels), packed=packed.pop(),
+        num_ignored=sum(listed.num_ignored for listed in listings.values()),
     )  # fmt: skip
     rows = {}
     for name, places_of in own.items():

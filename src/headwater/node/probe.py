@@ -12,8 +12,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import numpy as np
 from headwater.core import codecs
 from headwater.core.draw import Draw
 from headwater.core.spec import TensorSpec
+from headwater.core.tuning import Candidate
 from headwater.data import wire
 from headwater.data.extract import Extractor
 from headwater.data.shards.reading import read_sample
@@ -33,8 +34,20 @@ from headwater.node.engine import Engine
 MEASURE_S = 1.5  # of CPU for the prefix; enough for two groups of a slow one, and many of a fast one
 
 
-def probe(chunk: wire.Chunk, model: bytes | None) -> dict[str, Any]:
-    """The costs of this chunk's samples, one after the other, in one thread."""
+@dataclass(frozen=True)
+class Model:
+    """A prefix and how this node runs it."""
+
+    data: bytes
+    outputs: Sequence[str] | None
+    way: Candidate
+
+    def engine(self, precision: str) -> Engine:
+        return Engine(self.data, self.outputs, way=self.way, precision=precision)
+
+
+def probe(chunk: wire.Chunk, model: Model | None) -> dict[str, Any]:
+    """The costs of this chunk's samples, one after the other."""
     want = chunk.extraction
     store = open_store(want.url)
     found: dict[str, Any] = {"base_bytes": _resident_bytes()}
@@ -74,14 +87,14 @@ def probe(chunk: wire.Chunk, model: bytes | None) -> dict[str, Any]:
     return found
 
 
-def _probe_pipeline(chunk: wire.Chunk, store: Store, model: bytes | None) -> tuple[float, float]:
+def _probe_pipeline(chunk: wire.Chunk, store: Store, model: Model | None) -> tuple[float, float]:
     """Seconds and CPU-seconds a row with all stages at work at once, as a node does it, with one thread to compute.
 
     More than the sum of the stages: what threads cost each other, and what others take of the same cores (a store that
     runs beside the node).
     """
     want = chunk.extraction
-    engine = Engine(model, want.outputs) if model is not None else None
+    engine = model.engine(want.precision) if model is not None else None
     run = partial(engine.run, boundary=want.boundary) if engine else None
     runs: list[tuple[float, float]] = []
     extractor = Extractor(1)
@@ -101,9 +114,9 @@ def _probe_pipeline(chunk: wire.Chunk, store: Store, model: bytes | None) -> tup
     return wall[len(runs) // 2], cpu[len(runs) // 2]
 
 
-def _probe_prefix(found: dict[str, Any], model: bytes, inputs: np.ndarray, want: wire.Extraction) -> Any:
+def _probe_prefix(found: dict[str, Any], model: Model, inputs: np.ndarray, want: wire.Extraction) -> Any:
     before = _resident_bytes()
-    engine = Engine(model, want.outputs)
+    engine = model.engine(want.precision)
     found["fixed_bytes"] = max(0, _resident_bytes() - before)
     engine.run(inputs[:1], want.boundary)  # lays out memory once, whatever the batch
     before = _reset_peak()
@@ -111,7 +124,7 @@ def _probe_prefix(found: dict[str, Any], model: bytes, inputs: np.ndarray, want:
     found["row_bytes"] = max(0, _peak_bytes() - before) // len(inputs)
     found["prefix_s"], tensors = _per_row(lambda: engine.run(inputs, want.boundary), len(inputs), MEASURE_S)
     with tempfile.TemporaryDirectory(prefix="headwater-probe-") as folder:
-        found["kernels"] = Engine(model, want.outputs, profile=str(Path(folder) / "run")).kernels(inputs)
+        found["kernels"] = Engine(model.data, model.outputs, profile=str(Path(folder) / "run")).kernels(inputs)
     return tensors
 
 
@@ -168,9 +181,10 @@ def _peak_bytes() -> int:
 def main() -> None:
     request = wire.loads(sys.stdin.buffer.readline())
     assert isinstance(request, wire.Probe)
-    path = sys.stdin.buffer.readline().decode().strip()
+    how = json.loads(sys.stdin.buffer.readline())
     try:
-        answer: dict[str, Any] = probe(request.chunk, Path(path).read_bytes() if path else None)
+        model = Model(Path(how["path"]).read_bytes(), how["outputs"], Candidate(**how["way"])) if how else None
+        answer: dict[str, Any] = probe(request.chunk, model)
     except HeadwaterError as error:
         answer = {"error": wire.error_to_wire(error).decode()}
     print(json.dumps(answer), flush=True)

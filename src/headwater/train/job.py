@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +23,8 @@ from headwater.core.amount import num_bytes
 from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut, find_cut, smallest_cut
 from headwater.core.loads import JobSize
-from headwater.core.plan import Plan, near_plan
+from headwater.core.plan import PRECISIONS, Plan, near_plan
+from headwater.core.precision import FULL, TOLERANCE, Deviation, allowed
 from headwater.core.profile import Profile
 from headwater.core.search import Ranking, search
 from headwater.data.holdings import Holdings, unite
@@ -35,7 +36,7 @@ from headwater.data.torchvision import as_transforms, from_torchvision
 from headwater.data.transforms import Transforms
 from headwater.data.transforms.op import Op
 from headwater.data.wire import Listing
-from headwater.errors import ConfigError, ImpureError, TransformError
+from headwater.errors import ConfigError, ImpureError, PlanError, RefusedError, TransformError
 from headwater.model.capture import capture
 from headwater.model.cuts import cuts as find_cuts
 from headwater.model.freeze import keep_frozen
@@ -68,6 +69,7 @@ class Job:
         ranking: Ranking | None = None,
         measured: Measured | None = None,
         watch: Watch | None = None,
+        deviations: Mapping[str, Deviation] | None = None,
     ) -> None:
         self.model = model
         self.loader = loader
@@ -76,6 +78,7 @@ class Job:
         self.counts = counts
         self.ranking = ranking
         self.measured = measured
+        self.deviations = dict(deviations or {})  # of each reduced precision that was measured
         # With the loader, which the job holds: who keeps only `job.loader` can still iterate.
         self._close = weakref.finalize(loader, resources.close)
         self._source = source
@@ -99,8 +102,12 @@ class Job:
         if plan.prefix != "storage":
             row = self._source.row_bytes
             return f"pictures are decoded near the data ({row:,} bytes each; {stored:,.0f} as stored)"
-        return (f"the model is cut at {plan.cut_name}; rows travel as {plan.codec} ({self._source.row_bytes:,} bytes "
+        text = (f"the model is cut at {plan.cut_name}; rows travel as {plan.codec} ({self._source.row_bytes:,} bytes "
                 f"each; {stored:,.0f} as stored)")  # fmt: skip
+        if plan.precision != FULL:
+            error = self.deviations.get(plan.precision, "error not measured")
+            text += f"; the prefix runs in {plan.precision}: {error}"
+        return text
 
     def adopt(self, plan: Plan) -> None:
         """Go over to this plan from the next batch on, in the middle of an epoch, too: the batches stay the same.
@@ -136,6 +143,8 @@ def near(
     cut: str | int | None = None,
     plan: Plan | str | os.PathLike[str] | None = "auto",
     codec: str = "raw",
+    precision: str = FULL,
+    tolerance: float = TOLERANCE,
     profile: Profile | str | os.PathLike[str] | None = None,
     measure_again: bool = False,
     on_bad_sample: str = "raise",
@@ -164,6 +173,10 @@ def near(
     cut            pins where the model is split, by name or index
     codec          how rows may travel: "raw" (exact), or also as "fp16", "bf16", "int8"; the planner decides whether it
                    pays, and a pinned cut uses it
+    precision      what the prefix may compute in on the nodes: "fp32" (exact), or also "int8", "fp16", "bf16"; the
+                   planner decides whether it pays, and a pinned cut uses it. Its error is measured first
+                   (`job.deviations`), and it is only used if the model's first choice stays the same for at least
+                   `tolerance` of the samples that were tried
     profile        a file with measured costs (`headwater profile`), or a Profile, to plan from; by default one is
                    measured and kept, and used again for the same model, data and machines. `measure_again` makes a
                    new one
@@ -176,8 +189,14 @@ def near(
     patience_s     how long to wait for a node to come back once none answers
     """
     pinned = plan is not None and plan != "auto"
-    if pinned and (cut is not None or codec != "raw"):
-        raise ConfigError("a plan fixes cut and codec; give either a plan, or cut and codec")
+    if pinned and (cut is not None or codec != "raw" or precision != FULL):
+        raise ConfigError("a plan fixes cut, codec and precision; give either a plan, or these")
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
+    if not 0 < tolerance <= 1:
+        raise ConfigError(f"tolerance is {tolerance}; it is a part of the samples, above 0 and at most 1")
+    if nodes == "inline" and precision != FULL:
+        raise ConfigError('nodes="inline" computes with PyTorch in fp32; leave out precision, or use nodes')
     if (profile is not None or measure_again) and (pinned or plan is None or cut is not None or nodes == "inline"):
         raise ConfigError("profile and measure_again are for planning, and nothing is planned here: leave out plan and "
                           "cut, and use nodes")  # fmt: skip
@@ -224,6 +243,7 @@ def near(
         setting = Setting(captured, all_cuts, pipeline, rest, samples, clients, seed, patience_s,
                           min(memories, default=None), progress, holdings=holdings, views=views)  # fmt: skip
         ranking, measured, codecs = None, None, tuple(dict.fromkeys(("raw", codec)))
+        precisions, deviations = (FULL,), dict[str, Deviation]()
         if plan == "auto" and cut is None and clients:
             open_cuts = all_cuts
             if rest:  # what stays on the trainer comes before the model, so no part of the model can go ahead of it
@@ -231,10 +251,15 @@ def near(
                 open_cuts = all_cuts[:1] + held
             measured = measure(captured, open_cuts, pipeline, samples, clients, batch_size=batch_size, seed=seed,
                                world=world, embedded=nodes is None, given=_read_profile(profile), again=measure_again,
-                               progress=progress, holdings=holdings)  # fmt: skip
+                               progress=progress, holdings=holdings, precision=precision)  # fmt: skip
+            deviations |= measured.profile.deviations
+            precisions, refused = allowed([precision] if deviations else [], deviations, tolerance)
+            for reason in refused:
+                warnings.warn(reason, stacklevel=2)
             setting.shipped = measured.shipped
             size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, counts_setup=not measured.is_placed)
-            ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs)
+            ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs,
+                             precisions=precisions)  # fmt: skip
             plan = ranking.best.plan
         given = None if plan == "auto" else plan
         chosen = _plan(given, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
@@ -242,9 +267,11 @@ def near(
         # Before the nodes go: an iterator that somebody still holds must not wait for them.
         stack.callback(source.close)
         watch, joined = None, NearModel(captured)
+        if measured is None and chosen.prefix == "storage" and (chosen.precision, precision) != (FULL, FULL):
+            deviations |= _settle(source, joined, chosen, precision, tolerance)
         if measured is not None:
             watch = Watch(source, clients, measured.offered, measured.profile, measured.rig, size, codecs,
-                          partial(store_link, samples, holdings), joined.check_cut)  # fmt: skip
+                          partial(store_link, samples, holdings), joined.check_cut, precisions)  # fmt: skip
             stack.callback(watch.close)
         loader = Loader(
             samples,
@@ -258,7 +285,28 @@ def near(
             on_bad_sample=on_bad_sample,
         )
         return Job(joined, loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
-                   measured, watch)  # fmt: skip
+                   measured, watch, deviations)  # fmt: skip
+
+
+def _settle(source: Source, model: NearModel, plan: Plan, precision: str, tolerance: float) -> dict[str, Deviation]:
+    """Without a planner: measure the error of the precision, and go over to it if that is within the tolerance.
+
+    A plan that was given keeps its precision, whatever the error.
+    """
+    if plan.precision != FULL:
+        return {plan.precision: source.deviation(plan, model)}
+    reduced = replace(plan, precision=precision)
+    try:
+        found = {precision: source.deviation(reduced, model)}
+    except (RefusedError, PlanError) as error:
+        warnings.warn(f"fp32 is used: {error}", stacklevel=3)
+        return {}
+    _, refused = allowed([precision], found, tolerance)
+    for reason in refused:
+        warnings.warn(reason, stacklevel=3)
+    if not refused:
+        source.adopt(reduced)
+    return found
 
 
 def _list(

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ import torch
 
 from headwater.core.cut import Cut, legal_cuts
 from headwater.core.draw import Draw
+from headwater.core.precision import FULL, Deviation
 from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts, check_profile, profile_faults, spread
 from headwater.core.rig import Device, Link, Rig
 from headwater.data.cores import machine, usable_cores
@@ -34,7 +36,16 @@ from headwater.data.shards.reading import read_sample
 from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
 from headwater.data.wire import MAX_BLOB_BYTES, Chunk, Extraction
-from headwater.errors import BadSampleError, ChangedError, ConfigError, HeadwaterError, ModelError, StoreError
+from headwater.errors import (
+    BadSampleError,
+    ChangedError,
+    ConfigError,
+    HeadwaterError,
+    ModelError,
+    PlanError,
+    RefusedError,
+    StoreError,
+)
 from headwater.model.capture import Captured
 from headwater.model.near import NearModel, Rows
 from headwater.model.places import kernel_places, place_seconds, time_places
@@ -42,6 +53,7 @@ from headwater.model.ship import Shipped, cuts_to_ship, ship
 from headwater.model.split import prefix_module
 from headwater.progress import Progress
 from headwater.train.client import NodeClient
+from headwater.train.precision import calibrated, check_possible, deviation
 from headwater.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -90,9 +102,11 @@ def measure(
     given: Profile | None = None,
     again: bool = False,
     holdings: Holdings | None = None,
+    precision: str = FULL,
 ) -> Measured:
     """Measure the links now, and the rest unless an earlier measurement of the same things can be used.
 
+    `precision` is measured beside full precision; where that can't be, a warning says why, and the profile is without.
     `given` is a profile to use instead; ConfigError if it is of anything else, or too old. `again` uses no earlier one.
     """
     hellos = [client.hello() for client in clients]
@@ -125,7 +139,8 @@ def measure(
         model=_model_digest(captured, cuts),
         transforms=pipeline.digest,
         data=f"{samples.fingerprint} at {samples.url.partition(':')[0]}{' packed' if samples.packed else ''}",
-        node="; ".join(sorted({str(hello.get("machine")) for hello in hellos})),
+        node="; ".join(sorted({f"{hello.get('machine')}, {hello.get('engine_versions')}" for hello in hellos}))
+        + ("" if precision == FULL else f"; {precision}"),
         trainer=f"{machine()} torch {torch.__version__} {torch.get_num_threads()} threads, batch "
         f"{min(batch_size, MAX_BATCH)}, {captured.example[0].device.type}{_layout(captured)}, "
         f"{'reads the store' if fetched else 'no way to the store'}",
@@ -141,11 +156,12 @@ def measure(
             speeds, own_speed = _speeds(profile, pipeline, samples, holdings, clients, refs, fetched, seed)
     else:
         profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, shipped, export_s,
-                           float(hellos[0]["cores"]), refs, fetched, progress)  # fmt: skip
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_text(profile.dumps())
-        scratch.replace(path)
+                           float(hellos[0]["cores"]), refs, fetched, progress, precision)  # fmt: skip
+        if precision in profile.node.prefix_s or shipped is None:  # without it, the reason is wanted again next time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch = path.with_suffix(f".{os.getpid()}")
+            scratch.write_text(profile.dumps())
+            scratch.replace(path)
     nodes = tuple(
         Device(client.name, cores=float(hello["cores"]) / world, memory_bytes=int(hello["memory_bytes"]), speed=speed)
         for client, hello, speed in zip(clients, hellos, speeds, strict=True)
@@ -250,6 +266,7 @@ def _profile(
     refs: tuple[SampleRef, ...],
     fetched: _Fetched | None,
     progress: Progress,
+    precision: str,
 ) -> Profile:
     deepest = legal_cuts(cuts)[-1]
     boundary = deepest.boundary if shipped else (pipeline.pixel_spec,)
@@ -262,6 +279,20 @@ def _profile(
             client.needs(shipped.digest, shipped.path)
         client.prepare()
         found = client.probe(chunk)
+    reduced, deviations = dict[str, tuple[float | None, ...]](), dict[str, Deviation]()
+    if shipped and precision != FULL:
+        with progress.step(f"measuring {precision} on {client.name}"):
+            try:
+                check_possible(clients, precision, "auto")
+                for each in clients[1:]:
+                    each.needs(shipped.digest, shipped.path)
+                    each.prepare()
+                want = calibrated(replace(extraction, precision=precision), samples, seed, clients)
+                reduced[precision] = _prefix_curve(client.probe(replace(chunk, extraction=want)), captured, deepest,
+                                                   shipped)  # fmt: skip
+                deviations[precision] = deviation(want, deepest, samples, seed, client, NearModel(captured))
+            except (RefusedError, PlanError) as error:
+                warnings.warn(f"fp32 is used: {error}", stacklevel=4)
     with progress.step("measuring work here"):
         batch = min(batch_size, MAX_BATCH)
         curves = _model_costs(captured, cuts, deepest, batch)
@@ -272,7 +303,7 @@ def _profile(
     return Profile(
         key=key,
         measured_at=time.time(),
-        node=_node_costs(found, cores, wire_s, captured, cuts, deepest, shipped, receive_s_per_byte),
+        node=_node_costs(found, cores, wire_s, captured, cuts, deepest, shipped, receive_s_per_byte, reduced),
         trainer=TrainerCosts(
             decode_s=local.get("decode_s", float(found["decode_s"])),
             finish_s=local["finish_s"],
@@ -291,7 +322,17 @@ def _profile(
             request_chunk_bytes=len(chunk.dumps()) - rows * len(refs),
         ),
         export_s=export_s,
+        deviations=deviations,
     )
+
+
+def _prefix_curve(
+    found: dict[str, Any], captured: Captured, deepest: Cut, shipped: Shipped
+) -> tuple[float | None, ...]:
+    """CPU-seconds a row up to each cut: what the whole prefix takes, spread by what its kernels took."""
+    kernels = [(str(name), float(taken_s)) for name, taken_s in found["kernels"]]
+    seconds = place_seconds(kernels, kernel_places(captured, shipped.path), deepest.index)
+    return spread(float(found["prefix_s"]), seconds)
 
 
 def _node_costs(
@@ -303,6 +344,7 @@ def _node_costs(
     deepest: Cut,
     shipped: Shipped | None,
     send_s_per_byte: float,
+    reduced: dict[str, tuple[float | None, ...]],
 ) -> NodeCosts:
     stages = sum(float(found.get(name, 0.0)) for name in ("read_s", "decode_s", "finish_s", "prefix_s"))
     # What all stages at once take beyond their sum, however it comes about: every row costs it, whatever the cut.
@@ -312,9 +354,7 @@ def _node_costs(
     fixed_bytes: tuple[int | None, ...] = (0,)
     row_bytes: tuple[int | None, ...] = (0,)
     if shipped is not None:
-        kernels = [(str(name), float(taken_s)) for name, taken_s in found["kernels"]]
-        seconds = place_seconds(kernels, kernel_places(captured, shipped.path), deepest.index)
-        prefix_s = spread(float(found["prefix_s"]), seconds)
+        prefix_s = _prefix_curve(found, captured, deepest, shipped)
         share = [cut.prefix_bytes / max(deepest.prefix_bytes, 1) for cut in cuts[: deepest.index + 1]]
         fixed_bytes = tuple(int(found["fixed_bytes"] * each) for each in share)
         row_bytes = (0,) + (int(found["row_bytes"]),) * deepest.index
@@ -324,7 +364,7 @@ def _node_costs(
         read_wait_s=float(found["read_wait_s"]),
         decode_s=float(found["decode_s"]),
         finish_s=float(found.get("finish_s", 0.0)),
-        prefix_s={"fp32": prefix_s + (None,) * beyond},
+        prefix_s={name: each + (None,) * beyond for name, each in {FULL: prefix_s, **reduced}.items()},
         encode_s_per_byte={name: float(cost) for name, cost in found["encode_s_per_byte"].items()},
         send_s_per_byte=send_s_per_byte,
         chunk_s=wire_s,

@@ -25,7 +25,9 @@ from headwater.core.codecs import wire_row_bytes
 from headwater.core.cut import Cut
 from headwater.core.pieces import Pieces
 from headwater.core.plan import Plan, check
+from headwater.core.precision import FULL, Deviation
 from headwater.core.spec import Boundary
+from headwater.core.tuning import AUTO
 from headwater.data.holdings import Holdings
 from headwater.data.samples import Samples
 from headwater.data.store import open_store
@@ -33,7 +35,7 @@ from headwater.data.transforms import Transforms
 from headwater.data.wire import Chunk, Extraction
 from headwater.errors import ConfigError, PlanError
 from headwater.model.capture import Captured
-from headwater.model.near import Rows
+from headwater.model.near import NearModel, Rows
 from headwater.model.ship import Shipped, cuts_to_ship, ship, shipped_before
 from headwater.model.split import prefix_module
 from headwater.progress import Progress
@@ -42,6 +44,7 @@ from headwater.train.feed import Feed
 from headwater.train.host import HostWorker
 from headwater.train.inline import InlineWorker
 from headwater.train.inorder import in_order
+from headwater.train.precision import calibrated, check_possible, deviation
 from headwater.train.reply import Reply, Worker
 
 Finish = Callable[[list[np.ndarray], np.ndarray], Any]
@@ -131,6 +134,12 @@ class Source:
     def version(self) -> int:
         """Counts the plans."""
         return self._carried.version
+
+    def deviation(self, plan: Plan, model: NearModel) -> Deviation:
+        """How far this plan's rows are from those of full precision; measured on a node."""
+        given = self._setting
+        want = self._prepare(plan, self.version).extraction
+        return deviation(want, given.cuts[plan.cut], given.samples, given.seed, given.clients[0], model)
 
     def adopt(self, plan: Plan, unless: Event | None = None) -> bool:
         """Go over to this plan from the next batch on; False if `unless` was set before that.
@@ -282,6 +291,11 @@ class Source:
         if plan.prefix != "storage" and plan.codec != "raw":
             warnings.warn(f"codec {plan.codec!r} has nothing to do: rows are pixels, which travel as they are",
                           stacklevel=2)  # fmt: skip
+        if plan.prefix == "storage" and (plan.precision, plan.engine) != (FULL, AUTO):
+            if not given.clients:
+                raise PlanError([f'nodes="inline" computes with PyTorch in fp32; the plan wants {plan.precision} and '
+                                 f"the engine {plan.engine}"])  # fmt: skip
+            check_possible(given.clients, plan.precision, plan.engine)
         cut = given.cuts[plan.cut]
         digest, outputs = None, None
         boundary: Boundary = (given.pipeline.pixel_spec,)
@@ -291,7 +305,10 @@ class Source:
                 shipped = self._ship(cut)
                 digest, outputs = shipped.digest, shipped.names_at(cut)
         extraction = Extraction(given.samples.url, given.pipeline, digest, boundary, plan.precision, plan.codec,
-                                plan.compression, plan.node_batch, outputs)  # fmt: skip
+                                plan.compression, plan.node_batch, outputs, plan.engine)  # fmt: skip
+        if digest is not None and plan.precision != FULL:
+            with given.progress.step(f"calibrating the prefix for {plan.precision}"):
+                extraction = calibrated(extraction, given.samples, given.seed, given.clients)
         inline, workers = None, dict[str, Worker]()
         if not given.clients:
             prefix = _torch_prefix(given.captured, cut) if plan.prefix == "storage" else None

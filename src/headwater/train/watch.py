@@ -72,6 +72,7 @@ class Watch:
         codecs: tuple[str, ...],
         measure_store: Callable[[], Link | None],
         check_cut: Callable[[int], None] = lambda index: None,
+        precisions: tuple[str, ...] = ("fp32",),
     ) -> None:
         """`check_cut` raises if what is in front of a cut is no longer what it was when the job began."""
         self._source = source
@@ -80,6 +81,7 @@ class Watch:
         self._profile = profile
         self._size = replace(size, num_epochs=1)
         self._codecs = codecs
+        self._precisions = precisions
         self._measure_store = measure_store
         self._check_cut = check_cut
         self._try_every_s = TRY_AFTER_S
@@ -194,7 +196,7 @@ class Watch:
                 rig = self._measure(decision.rig)
             placed = all(client.has_prefix() for client in self._clients)
             best = search(self._open_cuts(), self._profile, rig, replace(self._size, counts_setup=not placed),
-                          codecs=self._codecs).best  # fmt: skip
+                          codecs=self._codecs, precisions=self._precisions).best  # fmt: skip
             now = estimate(before, self._cuts, self._profile, rig, self._size)
         except HeadwaterError:
             self._replanner.believe(believed)  # so that the change is seen again

@@ -1,0 +1,72 @@
+"""Work that runs in a process of its own: what it takes of memory, threads or luck is not the node's.
+
+Owns `Children`. A child is `python -m MODULE`; it gets one request on standard input and answers on standard output. It
+ends when its input does (`end_with_input`), so none outlives the node, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+
+class Children:
+    """The processes that a node has running."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def run(self, module: str, request: bytes, within_s: float) -> tuple[int, bytes]:
+        """Its exit code and all that it said; killed if it takes longer."""
+        with tempfile.TemporaryFile() as answer:  # nobody reads before it has ended, and a pipe would fill up
+            child = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=answer,
+                                     stderr=subprocess.DEVNULL)  # fmt: skip
+            assert child.stdin is not None
+            with self._lock:
+                self._running.add(child)
+                if self._closed:
+                    child.kill()
+            try:
+                with contextlib.suppress(OSError):  # it died before it could listen
+                    child.stdin.write(request + b"\n")
+                    child.stdin.flush()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(timeout=within_s)
+            finally:
+                child.kill()
+                child.wait()
+                with contextlib.suppress(OSError):
+                    child.stdin.close()
+                with self._lock:
+                    self._running.discard(child)
+            answer.seek(0)
+            return child.returncode, answer.read()
+
+    def close(self) -> None:
+        """End them all, and whatever is started from now on."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running)
+        for child in running:
+            child.kill()
+
+
+def read_request() -> bytes:
+    """In the child: what it was asked. From now on it ends with the node, and goes first when memory runs out."""
+    request = sys.stdin.buffer.readline()
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    return request
+
+
+def _end_with_input() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
