@@ -53,7 +53,7 @@ from headwater.model.ship import Shipped, cuts_to_ship, ship
 from headwater.model.split import prefix_module
 from headwater.progress import Progress
 from headwater.train.client import NodeClient
-from headwater.train.precision import calibrated, check_possible, deviation
+from headwater.train.precision import calibrated, check_possible, deviation, spread_out
 from headwater.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def measure(
     if len(clients) > 1:
         with progress.step("measuring the trainer's port"):
             port = measure_port(clients, links)
-    refs = _spread_out(samples, holdings, clients[0].name)
+    refs = spread_out(samples, NUM_SAMPLES, holdings, clients[0].name)
     fetched = None
     if holdings is None:  # what is on the nodes' own disks can't be read from here
         with progress.step("measuring the way to the store"):
@@ -156,7 +156,7 @@ def measure(
             speeds, own_speed = _speeds(profile, pipeline, samples, holdings, clients, refs, fetched, seed)
     else:
         profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, shipped, export_s,
-                           float(hellos[0]["cores"]), refs, fetched, progress, precision)  # fmt: skip
+                           float(hellos[0]["cores"]), refs, fetched, progress, precision, holdings)  # fmt: skip
         if precision in profile.node.prefix_s or shipped is None:  # without it, the reason is wanted again next time
             path.parent.mkdir(parents=True, exist_ok=True)
             scratch = path.with_suffix(f".{os.getpid()}")
@@ -196,8 +196,8 @@ def _speeds(
         return min(max(then_s / now_s, 1 / MAX_DRIFT), MAX_DRIFT) if then_s > 0 and now_s > 0 else 1.0
 
     def of_node(client: NodeClient) -> float:
-        own = refs if holdings is None else _spread_out(samples, holdings, client.name)
-        found = client.probe(Chunk(extraction, "probe", seed, 0, 0, tuple(own)))
+        own = refs if holdings is None else spread_out(samples, NUM_SAMPLES, holdings, client.name)
+        found = client.probe(Chunk(extraction, "probe", seed, 0, 0, tuple(own), reuse=False))
         return speed(profile.node.decode_s, float(found["decode_s"]))
 
     with ThreadPoolExecutor(len(clients)) as pool:
@@ -267,6 +267,7 @@ def _profile(
     fetched: _Fetched | None,
     progress: Progress,
     precision: str,
+    holdings: Holdings | None,
 ) -> Profile:
     deepest = legal_cuts(cuts)[-1]
     boundary = deepest.boundary if shipped else (pipeline.pixel_spec,)
@@ -287,10 +288,11 @@ def _profile(
                 for each in clients[1:]:
                     each.needs(shipped.digest, shipped.path)
                     each.prepare()
-                want = calibrated(replace(extraction, precision=precision), samples, seed, clients)
+                want = calibrated(replace(extraction, precision=precision), samples, seed, clients, holdings)
                 reduced[precision] = _prefix_curve(client.probe(replace(chunk, extraction=want)), captured, deepest,
                                                    shipped)  # fmt: skip
-                deviations[precision] = deviation(want, deepest, samples, seed, client, NearModel(captured))
+                deviations[precision] = deviation(want, deepest, samples, seed, client, NearModel(captured),
+                                                  holdings)  # fmt: skip
             except (RefusedError, PlanError) as error:
                 warnings.warn(f"fp32 is used: {error}", stacklevel=4)
     with progress.step("measuring work here"):
@@ -423,13 +425,6 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [each for part in output for each in _tensors(part)] if isinstance(output, (tuple, list)) else []
 
 
-def _spread_out(samples: Samples, holdings: Holdings | None = None, node: str = "") -> tuple[SampleRef, ...]:
-    """A few samples from all over the data set, or from all over what a node holds of it."""
-    ids = np.arange(len(samples)) if holdings is None else np.flatnonzero(holdings.rows[node] >= 0)
-    ids = ids[:: max(1, len(ids) // NUM_SAMPLES)][:NUM_SAMPLES]
-    return tuple(samples.take(ids) if holdings is None else holdings.refs(node, ids))
-
-
 @dataclass(frozen=True)
 class _Fetched:
     """Samples that were read from here, several at once."""
@@ -481,7 +476,7 @@ def store_link(samples: Samples, holdings: Holdings | None = None) -> Link | Non
     """The way to the store as it is now; None if there is none. Only downwards is measured: requests are small."""
     if holdings is not None:
         return None
-    fetched = _fetch(samples, _spread_out(samples))
+    fetched = _fetch(samples, spread_out(samples, NUM_SAMPLES))
     return Link(fetched.bytes_per_s, fetched.bytes_per_s) if fetched else None
 
 

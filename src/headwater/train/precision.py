@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from headwater.core.cut import Cut
 from headwater.core.precision import FULL, Deviation
+from headwater.data.holdings import Holdings
 from headwater.data.samples import SampleRef, Samples
 from headwater.data.wire import MIN_CALIBRATION, Calibrate, Chunk, Extraction
 from headwater.errors import PlanError, RefusedError
@@ -25,10 +26,19 @@ NUM_CALIBRATION = 64  # samples for the ranges of values; more hardly widen them
 NUM_CHECKED = 100  # samples for the error: one of them is 1 %
 
 
-def calibrated(extraction: Extraction, samples: Samples, seed: int, clients: Sequence[NodeClient]) -> Extraction:
+def calibrated(
+    extraction: Extraction,
+    samples: Samples,
+    seed: int,
+    clients: Sequence[NodeClient],
+    holdings: Holdings | None = None,
+) -> Extraction:
     """The same extraction, with every node ready for its precision."""
     if extraction.precision != "int8" or extraction.prefix is None:
         return extraction
+    if holdings is not None:
+        raise RefusedError("int8 is calibrated on the same samples everywhere, and these nodes have disks of their own; "
+                           "use fp32")  # fmt: skip
     if len(samples) < MIN_CALIBRATION:
         raise RefusedError(f"int8 is calibrated on at least {MIN_CALIBRATION} samples, and there are {len(samples)}; "
                            "use fp32")  # fmt: skip
@@ -41,10 +51,16 @@ def calibrated(extraction: Extraction, samples: Samples, seed: int, clients: Seq
 
 
 def deviation(
-    extraction: Extraction, cut: Cut, samples: Samples, seed: int, client: NodeClient, model: NearModel
+    extraction: Extraction,
+    cut: Cut,
+    samples: Samples,
+    seed: int,
+    client: NodeClient,
+    model: NearModel,
+    holdings: Holdings | None = None,
 ) -> Deviation:
     """Ask a node for the same rows twice, and run the rest of the model on both."""
-    refs = spread_out(samples, NUM_CHECKED, other=True)
+    refs = spread_out(samples, NUM_CHECKED, holdings, client.name, other=True)
     exact = replace(extraction, precision=FULL, calibration=None, codec="raw")
     found = []
     for want in (exact, replace(extraction, codec="raw")):
@@ -68,10 +84,14 @@ def deviation(
     )
 
 
-def spread_out(samples: Samples, count: int, *, other: bool = False) -> tuple[SampleRef, ...]:
-    """Samples from all over the data set; `other` ones where there are enough."""
-    step = max(1, len(samples) // count)
-    return tuple(samples.take(range(step // 2 if other else 0, len(samples), step)))[:count]
+def spread_out(
+    samples: Samples, count: int, holdings: Holdings | None = None, node: str = "", *, other: bool = False
+) -> tuple[SampleRef, ...]:
+    """Samples from all over the data set, or from all over what a node holds of it; `other` ones if there are enough."""
+    ids = np.arange(len(samples)) if holdings is None else np.flatnonzero(holdings.rows[node] >= 0)
+    step = max(1, len(ids) // count)
+    ids = ids[step // 2 if other else 0 :: step][:count]
+    return tuple(samples.take(ids) if holdings is None else holdings.refs(node, ids))
 
 
 def check_possible(clients: Sequence[NodeClient], precision: str, engine: str) -> None:

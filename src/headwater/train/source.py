@@ -139,7 +139,8 @@ class Source:
         """How far this plan's rows are from those of full precision; measured on a node."""
         given = self._setting
         want = self._prepare(plan, self.version).extraction
-        return deviation(want, given.cuts[plan.cut], given.samples, given.seed, given.clients[0], model)
+        return deviation(want, given.cuts[plan.cut], given.samples, given.seed, given.clients[0], model,
+                         given.holdings)  # fmt: skip
 
     def adopt(self, plan: Plan, unless: Event | None = None) -> bool:
         """Go over to this plan from the next batch on; False if `unless` was set before that.
@@ -308,7 +309,7 @@ class Source:
                                 plan.compression, plan.node_batch, outputs, plan.engine)  # fmt: skip
         if digest is not None and plan.precision != FULL:
             with given.progress.step(f"calibrating the prefix for {plan.precision}"):
-                extraction = calibrated(extraction, given.samples, given.seed, given.clients)
+                extraction = calibrated(extraction, given.samples, given.seed, given.clients, given.holdings)
         inline, workers = None, dict[str, Worker]()
         if not given.clients:
             prefix = _torch_prefix(given.captured, cut) if plan.prefix == "storage" else None
