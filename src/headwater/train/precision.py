@@ -37,7 +37,7 @@ def calibrated(
     if extraction.precision != "int8" or extraction.prefix is None:
         return extraction
     if holdings is not None:
-        raise RefusedError("int8 is calibrated on the same samples everywhere, and these nodes have disks of their own; "
+        raise RefusedError("int8 is calibrated on the same samples everywhere; these nodes have disks of their own: "
                            "use fp32")  # fmt: skip
     if len(samples) < MIN_CALIBRATION:
         raise RefusedError(f"int8 is calibrated on at least {MIN_CALIBRATION} samples, and there are {len(samples)}; "
@@ -87,7 +87,7 @@ def deviation(
 def spread_out(
     samples: Samples, count: int, holdings: Holdings | None = None, node: str = "", *, other: bool = False
 ) -> tuple[SampleRef, ...]:
-    """Samples from all over the data set, or from all over what a node holds of it; `other` ones if there are enough."""
+    """Samples from all over the data set, or of what a node holds; `other` ones if there are enough."""
     ids = np.arange(len(samples)) if holdings is None else np.flatnonzero(holdings.rows[node] >= 0)
     step = max(1, len(ids) // count)
     ids = ids[step // 2 if other else 0 :: step][:count]
