@@ -119,6 +119,13 @@ def table(seen: list[Seen]) -> Table:
 
 def show_prefixes(seen: list[Seen], console: Console) -> None:
     """What each node runs, and why that way."""
+    found = Table(title="prefixes in use", title_justify="left")
+    for title in ("node", "prefix", "gives", "precision", "engine", "threads", "rows at once", "why"):
+        found.add_column(title, overflow="fold")
     for each in seen:
         for prefix in each.hello.get("prefixes", ()):
-            console.print(f"{each.address} {prefix['digest'][:12]}: {prefix['said']}")
+            gives = "everything" if prefix["outputs"] is None else ", ".join(prefix["outputs"])
+            found.add_row(each.address, prefix["digest"][:12], gives, prefix["precision"], prefix["engine"],
+                          str(prefix["threads"]), str(prefix["batch"]), prefix["why"])  # fmt: skip
+    if found.row_count:
+        console.print(found)
