@@ -46,7 +46,8 @@ from headwater.version import VERSION
 log = logging.getLogger(__name__)
 _NOT_SHIPPED = "the prefix up to there can't be written as one ONNX file, or is larger than a node takes"
 
-NUM_SAMPLES = 48
+NUM_SAMPLES = 192  # of which a quarter is used for each stage by itself
+NUM_ASKED = 48  # in a chunk that is asked for as a job would
 NODE_BATCH = 16
 LONE_ROWS = 8
 ENOUGH_READS = 2 * NUM_READERS + 1
@@ -266,7 +267,8 @@ def _profile(
         curves = _model_costs(captured, cuts, deepest, batch)
         local = _local_costs(pipeline, refs, fetched, seed)
         receive_s_per_byte = _receive_cost(client)
-        wire_s, receive_s_per_row = _wire_costs(client, chunk, found, receive_s_per_byte)
+        asked = replace(chunk, samples=refs[:NUM_ASKED])
+        wire_s, receive_s_per_row = _wire_costs(client, asked, found, receive_s_per_byte)
     rows = sum(len(json.dumps(ref.to_json())) + 1 for ref in refs) / len(refs)
     return Profile(
         key=key,
