@@ -179,6 +179,8 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
         notes=[
             f"{what} in SeaweedFS; node and store on one core, trainer on the other behind the shaped link",
             "batch 16; a head is trained, all else is frozen; weights are random but for lite0",
+            f"a plan whose first, short run is below {NEAR:g} of the best is not run again; further rounds, beyond "
+            f"{ROUNDS}, only where something seems more than {100 * SURELY:g} % ahead of the choice",
             "num_run cuts were run, num_bounded can't be the best by their bytes alone; worst_per_s is the slowest",
         ],
         draw=lambda path: draw(cases, path),

@@ -25,7 +25,7 @@ from headwater.data.samples import SCHEMA, SampleRef, Samples
 from headwater.data.transforms import Transforms
 from headwater.errors import ConfigError, DamagedError
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_REQUEST_BYTES = 64 << 20
 MAX_ROW_BYTES = 1 << 30
 MAX_BLOB_BYTES = 1 << 28
