@@ -144,7 +144,8 @@ def result(
         cases=cases,
         bound=f"efficiency 1: {MOST} times what one device does. With one at a tenth, {1 - share_lost:.3f} of that. "
         "node_over_bare 1: Pillow and the engine with the same thread, and nothing else",
-        limited_by="the devices' share of a core; the trainer and the folder are far from busy",
+        limited_by="the devices' share of a core; the trainer was busy for "
+        f"{100 * six * median(str(MOST), 'cpu_s_per_row'):.0f} % of a core where six devices worked for it",
         notes=[
             f"{what} in a folder that all devices read; MobileNetV3-small cut at {about['cut']}, rows as fp16",
             f"{rounds} rounds of {seconds:g} s each, in turns; medians",

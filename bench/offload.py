@@ -16,6 +16,7 @@ import secrets
 import statistics
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +41,7 @@ COLOURS = {
 }  # fmt: skip
 PEERS = ("webdataset", "litdata", "mosaic", "ray")
 FAST = 1000.0
+BUSY_S = 1.5  # how long a core is kept busy to see what it costs the other
 READS = 256  # pictures that are read to measure reading alone
 CLASSES = 100  # outputs of the head; the grocery pictures have 81 classes
 
@@ -59,7 +61,7 @@ class Size:
     models: tuple[str, ...] = MODELS
 
 
-FULL = Size(2640, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 3, 6, 20)
+FULL = Size(1920, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 3, 5, 16)
 # Four minutes: peers with one model, and no minute in which a prefix crosses 2 Mbit/s.
 QUICK = Size(480, (1000, 2), ("plain", *PEERS[:-1], "headwater"), 1, 3, 5, peers_with=("mobilenet",), thin_upload=False)
 
@@ -133,7 +135,13 @@ class StagesOf:
         )
 
     def measure(self) -> Stages:
-        return Stages(**self._fixed, **self._here.ask(do="time"), **self._there.ask())
+        """Each stage alone; then both cores alone, and both at once."""
+        taken = {**self._here.ask(do="time"), **self._there.ask(do="time")}
+        alone = [each.ask(do="busy", seconds=BUSY_S) for each in (self._here, self._there)]
+        with ThreadPoolExecutor(2) as pool:
+            both = list(pool.map(lambda each: each.ask(do="busy", seconds=BUSY_S), (self._here, self._there)))
+        here, there = (max(1.0, beside / by_itself) for beside, by_itself in zip(both, alone, strict=True))
+        return Stages(**self._fixed, **taken, trainer_beside=here, storage_beside=there)
 
     def close(self) -> None:
         self._here.close()
@@ -142,13 +150,15 @@ class StagesOf:
 
 def median(stages: list[Stages]) -> Stages:
     """Of each stage."""
-    names = [name for name in Stages.__annotations__ if name.endswith("_s")]
+    names = [name for name in Stages.__annotations__ if name.endswith(("_s", "_beside"))]
     return replace(stages[0], **{name: statistics.median(getattr(each, name) for each in stages) for name in names})
 
 
 def alone(stages: Stages) -> str:
     names = (name for name in stages.__annotations__ if name.endswith("_s"))
-    return ", ".join(f"{name[:-2]} {1 / getattr(stages, name):,.0f}" for name in names)
+    rates = ", ".join(f"{name[:-2]} {1 / getattr(stages, name):,.0f}" for name in names)
+    return (f"{rates}; while the other core works, the storage core takes {stages.storage_beside:.2f} times as long, "
+            f"the trainer's {stages.trainer_beside:.2f} times")  # fmt: skip
 
 
 # The sweep
@@ -288,6 +298,8 @@ def measure_point(
         settle(up)
         point.stages.append(stages.measure())
         for side in sides if number % 2 == 0 else sides[::-1]:
+            if number and isinstance(side, RaySide):
+                continue  # its cluster takes half a minute to come and go
             point.measured[side.name].append(measure(up, side, rate, number, size))
     for side in sides:
         side.let_go()
@@ -358,7 +370,8 @@ def result(
     ]
     if "ray" in size.sides:
         notes.append(
-            "Ray's clock starts when its first batch is there: its actor starts anew with each epoch, for seconds"
+            "Ray is measured in one round; its clock starts when its first batch is there: its actor starts anew with "
+            "each epoch, for seconds"
         )
     for model in size.models:
         every = [each for point in points if point.model == model for each in point.stages]

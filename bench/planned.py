@@ -15,7 +15,7 @@ from headwater.core.loads import JobSize
 from headwater.core.search import search
 
 BATCH = 16
-SKIP = 3  # chunks in the beginning, which wait for each other
+SKIP_ROWS = 48  # in the beginning, whose chunks wait for each other
 
 
 class Trainer:
@@ -70,6 +70,7 @@ class Trainer:
         begin, cpu = time.perf_counter(), time.process_time()
         taken: list[tuple[float, int, int]] = []  # when, rows that the loop has taken, rows that have come
         rows_before = seen = counts.num_rows
+        skip = max(1, SKIP_ROWS // job.plan.chunk_rows)
         batches = iter(job.loader)
         for x, y in batches:
             loss = cross_entropy(job.model(x), y)
@@ -80,11 +81,11 @@ class Trainer:
             if counts.num_rows != seen:
                 seen = counts.num_rows
                 taken.append((now, seen - rows_before, counts.num_arrived))
-            enough = len(taken) > SKIP + num_chunks and now - taken[SKIP][0] >= at_least_s
+            enough = len(taken) > skip + num_chunks and now - taken[skip][0] >= at_least_s
             if enough or (taken and now - taken[0][0] > at_most_s):
                 break
         batches.close()  # type: ignore[attr-defined]
-        used = taken[min(SKIP, max(0, len(taken) - 3)) :]
+        used = taken[min(skip, max(0, len(taken) - 3)) :]
         if len(used) < 3:
             rate = (taken[-1][1] if taken else BATCH) / max(time.perf_counter() - begin, 1e-9)
         else:

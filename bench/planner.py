@@ -106,7 +106,7 @@ def one_case(trainer: Remote, name: str, link: float, share: float, quick: bool)
         # The luckiest of several equals looks better than it is, until it has to do it again.
         medians = {key: statistics.median(each) for key, each in rates.items()}
         ahead = [key for key, each in medians.items() if each > (1 + SURELY) * medians[_key(choice)]]
-        for key in dict.fromkeys([*sorted(ahead, key=lambda key: -medians[key])[:3], _key(choice)] if ahead else []):
+        for key in dict.fromkeys([*sorted(ahead, key=lambda key: -medians[key])[:2], _key(choice)] if ahead else []):
             rates[key].append(measure(trainer, plans[key], 0.0))
     medians = {key: statistics.median(each) for key, each in rates.items()}
     winner = max(medians, key=medians.__getitem__)
@@ -135,9 +135,9 @@ def one_case(trainer: Remote, name: str, link: float, share: float, quick: bool)
 def measure(trainer: Remote, plan: dict[str, Any], best: float, short: bool = False) -> float:
     """Rows a second; a plan that is clearly slower than `best` is cut off early."""
     rows = plan["chunk_rows"]
-    at_least, chunks = (1.0, max(4, -(-64 // rows))) if short else (4.0, max(6, -(-96 // rows)))
-    # The start, and what a plan half as fast as the best would need.
-    at_most = max(4.0, 2 * (chunks + 4) * rows / best) if best else 60.0
+    at_least, chunks = (1.0, max(2, -(-64 // rows))) if short else (3.0, max(4, -(-96 // rows)))
+    # What a plan two thirds as fast as the best would need.
+    at_most = max(3.0, 1.5 * (chunks + 1) * rows / best) if best else 60.0
     found = trainer.ask(what="rate", plan=plan, at_least_s=at_least, at_most_s=at_most, num_chunks=chunks)
     return float(found["rate"])
 
@@ -179,6 +179,8 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
         notes=[
             f"{what} in SeaweedFS; node and store on one core, trainer on the other behind the shaped link",
             "batch 16; a head is trained, all else is frozen; weights are random but for lite0",
+            f"a plan whose first, short run is below {NEAR:g} of the best is not run again; further rounds, beyond "
+            f"{ROUNDS}, only where something seems more than {100 * SURELY:g} % ahead of the choice",
             "num_run cuts were run, num_bounded can't be the best by their bytes alone; worst_per_s is the slowest",
         ],
         draw=lambda path: draw(cases, path),

@@ -24,6 +24,7 @@ from bench.peers.common import BATCH, BUCKET, TRANSFORMS
 
 READERS = 16  # requests under way; as many as a node and the plain loop have
 PASSES = 3
+_ORDER = np.random.default_rng(0)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class Stages:
     step_s: float  # trainer's core: the head's step
     jpeg_bytes: float
     pixel_bytes: float
+    # How many times as long a core takes for the same work while the other one works, too: they share memory and
+    # caches, and on many virtual machines they are two threads of one core.
+    storage_beside: float
+    trainer_beside: float
     # (name, share of the frozen part's time in front of it, bytes of a row as fp16) of every cut that may be used
     cuts: tuple[tuple[str, float, float], ...]
 
@@ -59,7 +64,8 @@ def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
 
     Each placement asks three resources for seconds a picture: the storage core (store and node), the link, and the
     trainer's core. Work on one resource adds up; different resources overlap. So a placement gives at most
-    1 ÷ (the largest of its three sums), and the bound is the best placement's:
+    1 ÷ (the largest of its three sums), and the bound is the best placement's. A core is slower while the other works
+    (`storage_beside`, `trainer_beside`), by as much of the time as it does.
 
     - all on the trainer: JPEGs cross; the storage core serves, the trainer fetches, decodes, and runs the whole model;
     - pixels from the node: decoded pictures cross as bytes; the trainer runs the whole model;
@@ -81,10 +87,21 @@ def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
         placements[f"features at {name}"] = (storage_s, num_bytes, (1 - share) * s.forward_s + s.step_s)
     found = []
     for name, (storage_s, num_bytes, trainer_s) in placements.items():
-        loads = {"storage core": storage_s, "link": num_bytes / link_bytes_per_s, "trainer's core": trainer_s}
+        loads = _loads(s, storage_s, num_bytes / link_bytes_per_s, trainer_s)
         limit = max(loads, key=lambda resource: loads[resource])
         found.append(Bound(1 / loads[limit], name, limit))
     return max(found, key=lambda each: each.per_s)
+
+
+def _loads(s: Stages, storage_s: float, link_s: float, trainer_s: float) -> dict[str, float]:
+    """Seconds a picture of each resource, with each core slowed down for as long as the other is busy."""
+    loads = {"storage core": storage_s, "link": link_s, "trainer's core": trainer_s}
+    for _ in range(20):  # settles within a few
+        whole = max(loads.values())
+        here, there = loads["trainer's core"] / whole, loads["storage core"] / whole
+        loads["storage core"] = storage_s * (1 + (s.storage_beside - 1) * here)
+        loads["trainer's core"] = trainer_s * (1 + (s.trainer_beside - 1) * there)
+    return loads
 
 
 class OnStorage:
@@ -100,7 +117,20 @@ class OnStorage:
         self._session = ort.InferenceSession(Path(prefix).read_bytes(), options, providers=["CPUExecutionProvider"])
         (self._input,) = (each.name for each in self._session.get_inputs())
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self, do: str, **arguments: Any) -> Any:
+        return getattr(self, do)(**arguments)
+
+    def busy(self, seconds: float) -> float:
+        """Seconds a picture of decoding and inference, over and over."""
+        _, data = _read(BATCH, passes=1)
+
+        def work() -> None:
+            pixels = np.stack([self._transforms.pixels(each, "") for each in data])
+            self._session.run(None, {self._input: self._transforms.finish(pixels)})
+
+        return _over_and_over(work, seconds) / BATCH
+
+    def time(self) -> dict[str, float]:
         transforms, session, name = self._transforms, self._session, self._input
         read_s, data = _read(self._count)
         pixels = np.stack([transforms.pixels(each, "") for each in data[:BATCH]])
@@ -141,9 +171,15 @@ class OnTrainer:
         self._learner = Learner(model, num_classes)
         self._y = torch.zeros(BATCH, dtype=torch.int64)
 
-    def __call__(self, do: str) -> dict[str, Any]:
-        found: dict[str, Any] = getattr(self, do)()
-        return found
+    def __call__(self, do: str, **arguments: Any) -> Any:
+        return getattr(self, do)(**arguments)
+
+    def busy(self, seconds: float) -> float:
+        """Seconds a picture of the frozen part, over and over."""
+        import torch
+
+        x = torch.zeros(BATCH, 224, 224, 3, dtype=torch.uint8)
+        return _over_and_over(lambda: self._learner.frozen(x), seconds) / BATCH
 
     def time(self) -> dict[str, float]:
         import torch
@@ -187,16 +223,18 @@ class OnTrainer:
 
 
 def _read(count: int, passes: int = PASSES) -> tuple[float, list[Any]]:
-    """Seconds a picture, many reads at once; and the pictures."""
+    """Seconds a picture, many reads at once; and the pictures. Others in each pass: a store answers sooner what it was
+    just asked for, and an epoch asks for everything once."""
     store, keys = _listed()
-    keys = (keys * -(-count // len(keys)))[:count]
     data: list[Any] = []
     with ThreadPoolExecutor(READERS) as pool:
 
         def read() -> None:
-            data[:] = pool.map(lambda key: store.get(key).bytes(), keys)
+            chosen = _ORDER.choice(len(keys), min(count, len(keys)), replace=False)
+            data[:] = pool.map(lambda number: store.get(keys[number]).bytes(), chosen)
 
-        return _median_s(read, passes) / len(keys), data
+        taken_s = _median_s(read, passes) / min(count, len(keys))
+        return taken_s, (data * -(-count // len(data)))[:count]
 
 
 @lru_cache
@@ -204,6 +242,17 @@ def _listed() -> tuple[Any, list[str]]:
     url = f"s3://{BUCKET}/plain"
     store = from_url(url, client_options={"allow_http": True}, virtual_hosted_style_request=False)
     return store, [meta["path"] for page in obstore.list(store) for meta in page]
+
+
+def _over_and_over(work: Callable[[], Any], seconds: float) -> float:
+    """Of one run, in the median, without the first and the last: somebody else may not have been at work yet."""
+    work()
+    taken, begin = [], time.perf_counter()
+    while len(taken) < 5 or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:-1])
 
 
 def _median_s(work: Callable[[], Any], passes: int = PASSES) -> float:

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from headwater.core import dispatch
 from headwater.core.dispatch import Assign, Deliver, Dispatch, Keep, Stop
 
 NODES = ("a", "b")
@@ -15,8 +16,9 @@ NODES = ("a", "b")
 class World:
     """A dispatch, the nodes around it, and what the trainer has seen."""
 
-    def __init__(self, num_chunks, window, per_node, failures=2):
-        self.machine = Dispatch(num_chunks, window=window, per_node=per_node, max_failures=failures)
+    def __init__(self, num_chunks, window, per_node, failures=2, able=None):
+        self.machine = Dispatch(num_chunks, window=window, per_node=per_node, max_failures=failures, able=able)
+        self.able = able or (lambda chunk: NODES)
         self.num_chunks, self.window, self.per_node = num_chunks, window, per_node
         self.up, self.ghosts, self.kept, self.seen, self.taken = set(), set(), [], [], 0
         self.out = {node: set() for node in NODES}
@@ -27,6 +29,7 @@ class World:
             match decision:
                 case Assign(node, chunk):
                     assert node in self.up
+                    assert node in self.able(chunk)
                     assert chunk not in self.out[node]
                     assert chunk < self.taken + self.window, "handed out beyond the window"
                     self.out[node].add(chunk)
@@ -36,7 +39,8 @@ class World:
                     self.kept.append(chunk)
                 case Deliver(chunk):
                     self.seen.append(chunk)
-                case Stop():
+                case Stop(reason):
+                    assert not any(reason.startswith(f"chunk {chunk} ") for chunk in self.kept), "it was done"
                     self.stopped = True
         self.check()
 
@@ -44,7 +48,7 @@ class World:
         assert self.seen == list(range(len(self.seen))), "out of order or twice"
         assert len(set(self.kept)) == len(self.kept), "kept twice"
         waiting = set(range(min(self.num_chunks, self.taken + self.window))) - set(self.kept)
-        if self.up and waiting and not self.stopped:
+        if any(self.up & set(self.able(chunk)) for chunk in waiting) and not self.stopped:
             assert any(self.out[node] for node in self.up), "nobody works though there is work"
 
     def events(self):
@@ -61,6 +65,7 @@ class World:
             yield ("late", node, chunk)
         if self.taken < len(self.seen):
             yield ("take",)
+        yield ("late",)
 
     def happen(self, event):
         match event:
@@ -82,18 +87,25 @@ class World:
             case ("fail", node, chunk):
                 self.out[node].remove(chunk)
                 self.apply(self.machine.failed(node, chunk, "test"))
+            case ("late",):
+                self.apply(self.machine.late())
             case ("take",):
                 self.taken += 1
                 self.apply(self.machine.taken())
 
     def state(self):
-        machine = {key: repr(value) for key, value in vars(self.machine).items()}
+        machine = {key: repr(value) for key, value in vars(self.machine).items() if key != "_able"}
         return repr((sorted(self.up), sorted(self.ghosts), self.out, self.kept, self.seen, self.taken, machine))
 
 
-@pytest.mark.parametrize(("num_chunks", "window", "per_node", "depth"), [(3, 2, 1, 9), (3, 2, 2, 8), (2, 1, 1, 12)])
-def test_every_history_of_a_small_world_keeps_the_promises(num_chunks, window, per_node, depth):
-    frontier, known = [World(num_chunks, window, per_node)], set()
+@pytest.mark.parametrize("able", [None, lambda chunk: NODES[chunk % 2 :]], ids=["all", "own disks"])
+@pytest.mark.parametrize("slow", [2.0, 0.0], ids=["", "everybody seems slow"])
+@pytest.mark.parametrize(("num_chunks", "window", "per_node", "depth"), [(3, 2, 1, 7), (3, 2, 2, 6), (2, 1, 1, 8)])
+def test_every_history_of_a_small_world_keeps_the_promises(
+    num_chunks, window, per_node, depth, slow, able, monkeypatch
+):
+    monkeypatch.setattr(dispatch, "SLOW", slow)
+    frontier, known = [World(num_chunks, window, per_node, able=able)], set()
     for _ in range(depth):
         following = []
         for world in frontier:
@@ -217,3 +229,15 @@ def test_a_failed_chunk_goes_to_another_node_first():
     machine.node_up("a")
     machine.node_up("b")
     assert machine.failed("a", 0, "damaged") == [Assign("b", 0)]
+
+
+def test_a_node_that_never_replies_does_not_hold_up_the_end():
+    machine = Dispatch(4, window=9, per_node=2)
+    given = [d.chunk for node in "ab" for d in machine.node_up(node) if d.node == "b"]
+    for _ in range(200):
+        decisions = machine.finished("b", given.pop()) if given else machine.late()
+        for decision in list(decisions):
+            if isinstance(decision, Deliver):
+                decisions += machine.taken()
+        given += [d.chunk for d in decisions if isinstance(d, Assign) and d.node == "b"]
+    assert machine.done, "b is idle, and a has the rest for ever"

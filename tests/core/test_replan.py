@@ -111,6 +111,8 @@ def test_a_link_that_got_slow_is_tried_and_believed_once_it_is_fast_again(make):
     (name,) = run.machine.lowered()
     assert run.machine.lowered() == {name: pytest.approx(0.025 * DOWN)}
     assert run.machine.tried({name: 0.03 * DOWN}) == []
+    assert run.machine.tried({name: 0.8 * DOWN}) == [], "so soon after a decision"
+    run.window(link=0.025)
     (decision,) = run.machine.tried({name: 0.8 * DOWN})
     assert decision.rig.links[0].down_bytes_per_s == pytest.approx(0.8 * DOWN)
     assert run.machine.lowered() == {}

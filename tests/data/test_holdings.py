@@ -43,6 +43,18 @@ def test_classes_that_only_some_nodes_have_are_united_by_name():
     assert holdings.samples.labels.tolist() == [0, 1]
 
 
+def test_numbers_stay_what_they_are_where_one_node_has_fewer_of_them():
+    many, few = (tuple(map(str, range(count))) for count in (11, 5))
+    one, two = (
+        Samples.build("file:///x", names, keys=[f"{where}-{name}" for name in names], sizes=[1] * len(names),
+                      etags=[""] * len(names), labels=range(len(names)))
+        for where, names in (("a", many), ("b", few))
+    )  # fmt: skip
+    united = unite({"one": one, "two": two}).samples
+    assert united.classes == many
+    assert [int(key.partition("-")[2]) for key in united.keys.to_pylist()] == united.labels.tolist()
+
+
 def test_different_things_under_one_name_are_refused():
     with pytest.raises(DataError, match=r"a/1.jpg has 7 bytes on one and 8 bytes on two"):
         unite({"one": listing(["a/1"]), "two": listing(["a/1"], size=8)})

@@ -22,7 +22,8 @@ DEADLINE_S = 30.0
 RIG = Rig(storage=(Host("storage"),), trainers=(Host("trainer"),), links={"trainer": Link(10)})
 # A rig with a process that has a child and ignores being asked to end.
 MAKER = """
-import subprocess, sys
+import signal, subprocess, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
 from bench.rig import Host, Link, Rig, RigUp
 rig = Rig(storage=(Host("storage"),), trainers=(Host("trainer"),), links={"trainer": Link(10)})
 with RigUp(rig) as up:

@@ -19,6 +19,8 @@ STAGES = Stages(
     step_s=0.001,
     jpeg_bytes=20_000,
     pixel_bytes=150_000,
+    storage_beside=1.0,
+    trainer_beside=1.0,
     cuts=(("middle", 0.5, 60_000), ("last", 1.0, 2_500)),
 )
 
@@ -51,3 +53,12 @@ def test_pixels_from_the_node_win_where_the_link_is_free_and_the_model_light() -
     found = bound(replace(STAGES, forward_s=0.004, pixels_s=0.010, near_prefix_s=0.1), 125e6)
     assert found.per_s == pytest.approx(1 / 0.005)
     assert found.placement == "pixels from the node"
+
+
+def test_cores_that_slow_each_other_down_give_less_together_and_as_much_alone() -> None:
+    slowed = replace(STAGES, storage_beside=1.5, trainer_beside=1.5)
+    only_last = replace(slowed, cuts=STAGES.cuts[1:])
+    assert bound(only_last, 125e6).per_s == pytest.approx(1 / (0.016 * (1 + 0.5 * 0.001 * 1.5 / 0.016)), rel=0.05)
+    both, free = bound(slowed, 125e6), bound(STAGES, 125e6)
+    assert free.per_s / 1.5 < both.per_s < free.per_s
+    assert bound(slowed, 125_000).per_s == bound(STAGES, 125_000).per_s, "a thin link does not care"

@@ -30,8 +30,9 @@ class Seen:
     fault: str = ""
 
     def rate(self, name: str) -> float:
-        """A second, over the while."""
-        return (float(self.hello["busy"][name]) - float(self.before["busy"][name])) / self.taken_s
+        """A second, over the while; a node that was started meanwhile counts from zero."""
+        now, before = float(self.hello["busy"][name]), float(self.before["busy"][name])
+        return (now - before if now >= before else now) / self.taken_s
 
     def to_json(self) -> dict[str, Any]:
         if self.fault:
@@ -81,11 +82,13 @@ def look(clients: dict[str, NodeClient], seconds: float) -> list[Seen]:
     """All of them at the same time."""
 
     def one(address: str) -> Seen:
+        begin = time.perf_counter()
         try:
-            begin, before = time.perf_counter(), clients[address].hello()
+            before = clients[address].hello()
             time.sleep(seconds)
             hello = clients[address].hello()
         except HeadwaterError as error:
+            time.sleep(max(0.0, seconds - (time.perf_counter() - begin)))
             return Seen(address, {}, {}, seconds, str(error))
         return Seen(address, hello, before, time.perf_counter() - begin)
 

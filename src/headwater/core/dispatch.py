@@ -152,6 +152,8 @@ class Dispatch:
         if chunk not in self._out.get(node, ()):
             return []
         self._out[node].remove(chunk)
+        if chunk in self._kept or chunk < self._delivered:
+            return self._assign()  # another node has done it meanwhile
         self._failures[chunk] = self._failures.get(chunk, 0) + 1
         if self._failures[chunk] >= self._max_failures:
             return self.give_up(
@@ -164,6 +166,11 @@ class Dispatch:
         """The trainer has used up the oldest delivered chunk; the window moves on by one."""
         assert self._taken < self._delivered
         self._taken += 1
+        return self._assign()
+
+    def late(self) -> list[Decision]:
+        """The trainer has waited for a while, and nothing came: time passes though nobody replies."""
+        self._clock += 1
         return self._assign()
 
     def give_up(self, reason: str) -> list[Decision]:

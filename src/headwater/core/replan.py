@@ -178,7 +178,7 @@ class Replanner:
             for device, link in zip(self._rig.nodes, self._rig.links, strict=True)
             if (ratio := link_bytes_per_s.get(device.name, 0.0) / self._believed_down(link)[1]) > 1 + TOLERANCE
         }
-        if not sure:
+        if not sure or self._since < self._pause:
             return []
         self._rig, why = self._changed(sure)
         self._since = 0

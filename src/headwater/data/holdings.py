@@ -49,9 +49,9 @@ class Holdings:
 
 def unite(listings: Mapping[str, Samples]) -> Holdings:
     """What all nodes hold together. DataError where two nodes have different things under one name."""
-    classes = tuple(sorted({name for listed in listings.values() for name in listed.classes}))
-    if all(listed.classes == next(iter(listings.values())).classes for listed in listings.values()):
-        classes = next(iter(listings.values())).classes  # in the order that a list of samples gives them
+    classes = max((listed.classes for listed in listings.values()), key=len)
+    if any(listed.classes != classes[: len(listed.classes)] for listed in listings.values()):
+        classes = tuple(sorted({name for listed in listings.values() for name in listed.classes}))
     places: dict[tuple[object, ...], int] = {}
     columns: list[_Row] = []
     first: list[str] = []

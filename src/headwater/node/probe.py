@@ -31,6 +31,8 @@ from headwater.data.store import Store, open_store
 from headwater.errors import BadSampleError, HeadwaterError
 from headwater.node.engine import Engine
 
+ROUNDS = 4  # one for each stage by itself, the others for all at once
+WARM_ROWS = 4
 MEASURE_S = 1.5  # of CPU for the prefix; enough for two groups of a slow one, and many of a fast one
 
 
@@ -47,8 +49,13 @@ class Model:
 
 
 def probe(chunk: wire.Chunk, model: Model | None) -> dict[str, Any]:
-    """The costs of this chunk's samples, one after the other."""
+    """The costs of this chunk's samples, one after the other.
+
+    Every sample is read once: what was just read is answered sooner by many a store, and a job reads something new.
+    """
     want = chunk.extraction
+    rounds = [chunk.samples[start::ROUNDS] for start in range(ROUNDS)]
+    together, chunk = [replace(chunk, samples=each) for each in rounds[1:] if each], replace(chunk, samples=rounds[0])
     store = open_store(want.url)
     found: dict[str, Any] = {"base_bytes": _resident_bytes()}
     data = {}
@@ -83,31 +90,33 @@ def probe(chunk: wire.Chunk, model: Model | None) -> dict[str, Any]:
     found["encode_s_per_byte"] = {
         name: cost for name, cost in _probe_codecs(values).items() if model is None or _can_hold(name, want, tensors)
     }
-    found["pipeline_s"], found["pipeline_cpu_s"] = _probe_pipeline(chunk, store, model)
+    found["pipeline_s"], found["pipeline_cpu_s"] = _probe_pipeline(together or [chunk], store, model)
     return found
 
 
-def _probe_pipeline(chunk: wire.Chunk, store: Store, model: Model | None) -> tuple[float, float]:
+def _probe_pipeline(chunks: Sequence[wire.Chunk], store: Store, model: Model | None) -> tuple[float, float]:
     """Seconds and CPU-seconds a row with all stages at work at once, as a node does it, with one thread to compute.
 
     More than the sum of the stages: what threads cost each other, and what others take of the same cores (a store that
     runs beside the node).
     """
-    want = chunk.extraction
+    want = chunks[0].extraction
     engine = model.engine(want.precision) if model is not None else None
     run = partial(engine.run, boundary=want.boundary) if engine else None
     runs: list[tuple[float, float]] = []
     extractor = Extractor(1)
     try:
-        for _ in extractor.rows(store, replace(chunk, samples=chunk.samples[: want.node_batch]), run):
+        for _ in extractor.rows(store, replace(chunks[0], samples=chunks[0].samples[:WARM_ROWS]), run):
             pass  # threads, connections and memory are there from now on
         begin = time.perf_counter()
-        while not runs or (len(runs) < 3 and time.perf_counter() - begin < MEASURE_S):
+        for chunk in chunks:
             start, used = time.perf_counter(), time.process_time()
             for _ in extractor.rows(store, chunk, run):
                 pass
             taken = time.perf_counter() - start, time.process_time() - used
             runs.append((taken[0] / len(chunk.samples), taken[1] / len(chunk.samples)))
+            if time.perf_counter() - begin > MEASURE_S:
+                break
     finally:
         extractor.close()
     wall, cpu = (sorted(each) for each in zip(*runs, strict=True))

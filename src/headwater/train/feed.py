@@ -28,6 +28,7 @@ from headwater.train.reply import Reply, Worker
 log = logging.getLogger(__name__)
 
 RETRY_EVERY_S = 1.0
+LATE_S = 1.0  # the dispatch is told each time that the trainer has waited for so long
 END_WITHIN_S = 5.0  # a thread that waits for a node gone silent ends by itself when its connection is given up
 MAX_DEATHS = 10  # of nodes while they worked on the same chunk: it may be what kills them
 # What another try, or another node, may mend. Anything else is the same everywhere and stops the job at once.
@@ -51,8 +52,8 @@ class Feed:
     ) -> None:
         """`chunk` makes the request for a worker; `able` names the workers that can do a chunk (all, without it).
 
-        `arrived` is told of every reply when it comes, in whatever order. `more_ahead` chunks may wait for their turn
-        beyond the usual.
+        `arrived` is told of every chunk's reply when it comes, in whatever order. `more_ahead` chunks may wait for
+        their turn beyond the usual.
         """
         self._workers = workers
         self._chunk = chunk
@@ -87,7 +88,8 @@ class Feed:
         try:
             while True:
                 with self._wake:
-                    self._wake.wait_for(self._has_news)
+                    while not self._wake.wait_for(self._has_news, timeout=LATE_S):
+                        self._carry_out(self._machine.late())
                     if self._ready:
                         reply = self._ready.popleft()
                     elif self._error is not None:
@@ -143,6 +145,7 @@ class Feed:
                 case Keep(chunk):
                     assert reply is not None
                     self._kept[chunk] = reply
+                    self._arrived(reply)
                 case Deliver(chunk):
                     self._ready.append(self._kept.pop(chunk))
                 case Stop(reason):
@@ -166,7 +169,6 @@ class Feed:
                 with self._wake:
                     if self._closed.is_set():
                         return
-                    self._arrived(reply)
                     self._carry_out(self._machine.finished(name, chunk), reply)
 
     def _went_wrong(self, name: str, chunk: int, error: HeadwaterError) -> None:

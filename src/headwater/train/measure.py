@@ -59,12 +59,13 @@ from headwater.version import VERSION
 log = logging.getLogger(__name__)
 _NOT_SHIPPED = "the prefix up to there can't be written as one ONNX file, or is larger than a node takes"
 
-NUM_SAMPLES = 48
+NUM_SAMPLES = 192  # of which a quarter is used for each stage by itself
+NUM_ASKED = 48  # in a chunk that is asked for as a job would
 NODE_BATCH = 16
 LONE_ROWS = 8
 ENOUGH_READS = 2 * NUM_READERS + 1
 FETCH_S, FETCH_AT_LEAST_S = 2.0, 1.0
-ROUNDS = 100  # at most, over the samples that are read
+MAX_FETCHED = 4000  # samples; more than are read in that time
 SETTLES = 0.3  # of the time of reading: connections are made, and a shaped link lets a first burst through
 MAX_DRIFT = 3.0  # more than this is no longer the same machine
 MAX_BATCH = 32  # a training batch beyond this costs the same a row, and more time to measure
@@ -123,7 +124,7 @@ def measure(
     fetched = None
     if holdings is None:  # what is on the nodes' own disks can't be read from here
         with progress.step("measuring the way to the store"):
-            fetched = _fetch(samples, refs)
+            fetched = _fetch(samples)
     shipped, export_s = None, 0.0
     offered = cuts_to_ship(cuts, (int(hello["max_upload_bytes"]) for hello in hellos))
     if offered:
@@ -157,6 +158,8 @@ def measure(
     else:
         profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, shipped, export_s,
                            float(hellos[0]["cores"]), refs, fetched, progress, precision, holdings)  # fmt: skip
+        if len(clients) > 1:  # only the first was measured
+            speeds, _ = _speeds(profile, pipeline, samples, holdings, clients, refs, None, seed)
         if precision in profile.node.prefix_s or shipped is None:  # without it, the reason is wanted again next time
             path.parent.mkdir(parents=True, exist_ok=True)
             scratch = path.with_suffix(f".{os.getpid()}")
@@ -202,7 +205,7 @@ def _speeds(
 
     with ThreadPoolExecutor(len(clients)) as pool:
         speeds = list(pool.map(of_node, clients))
-    here_s = _local_costs(pipeline, refs, fetched, seed).get("decode_s", 0.0)
+    here_s = _local_costs(pipeline, fetched, seed).get("decode_s", 0.0)
     return speeds, speed(profile.trainer.decode_s, here_s)
 
 
@@ -298,9 +301,10 @@ def _profile(
     with progress.step("measuring work here"):
         batch = min(batch_size, MAX_BATCH)
         curves = _model_costs(captured, cuts, deepest, batch)
-        local = _local_costs(pipeline, refs, fetched, seed)
+        local = _local_costs(pipeline, fetched, seed)
         receive_s_per_byte = _receive_cost(client)
-        wire_s, receive_s_per_row = _wire_costs(client, chunk, found, receive_s_per_byte)
+        asked = replace(chunk, samples=refs[:NUM_ASKED])
+        wire_s, receive_s_per_row = _wire_costs(client, asked, found, receive_s_per_byte)
     rows = sum(len(json.dumps(ref.to_json())) + 1 for ref in refs) / len(refs)
     return Profile(
         key=key,
@@ -429,13 +433,19 @@ def _tensors(output: Any) -> list[torch.Tensor]:
 class _Fetched:
     """Samples that were read from here, several at once."""
 
-    data: dict[int, bytes]  # by their place in the list
+    refs: Sequence[SampleRef]
+    data: dict[int, bytes]  # of the first of them, by their place
     bytes_per_s: float
     cpu_s: float  # of one
 
 
-def _fetch(samples: Samples, refs: Sequence[SampleRef]) -> _Fetched | None:
-    """Read them as a trainer that moves nothing would; None where this machine has no way to the store."""
+def _fetch(samples: Samples) -> _Fetched | None:
+    """Read some as a trainer that moves nothing would; None where this machine has no way to the store.
+
+    In a random order, always the same, and none twice while there are others: what was just read is answered sooner.
+    """
+    order = np.random.default_rng(0).permutation(len(samples))[:MAX_FETCHED]
+    refs = samples.take(order)
 
     def read(ref: SampleRef) -> bytes:
         try:
@@ -448,12 +458,12 @@ def _fetch(samples: Samples, refs: Sequence[SampleRef]) -> _Fetched | None:
     start = cpu = 0.0
 
     def timed(number: int) -> None:
-        taken_s, again = time.perf_counter() - start, number >= len(refs)
-        if (again and taken_s > FETCH_AT_LEAST_S) or (len(done) >= ENOUGH_READS and taken_s > FETCH_S):
+        taken_s, enough = time.perf_counter() - start, number >= NUM_SAMPLES
+        if (enough and taken_s > FETCH_AT_LEAST_S) or (len(done) >= ENOUGH_READS and taken_s > FETCH_S):
             return  # long enough; or a thin link and large samples: these will do
         found = read(refs[number % len(refs)])
         done.append((time.perf_counter() - start, len(found)))
-        if not again:
+        if number < min(NUM_SAMPLES, len(refs)):
             data[number] = found
 
     try:
@@ -461,7 +471,7 @@ def _fetch(samples: Samples, refs: Sequence[SampleRef]) -> _Fetched | None:
         with ThreadPoolExecutor(NUM_READERS) as pool:
             read(refs[0])  # connects; and where nothing answers, one read tells
             start, cpu = time.perf_counter(), time.process_time()
-            list(pool.map(timed, range(ROUNDS * len(refs))))
+            list(pool.map(timed, range(MAX_FETCHED)))
             cpu_s = time.process_time() - cpu
     except (StoreError, ChangedError):  # no way there, or to something else of the same name
         return None
@@ -469,14 +479,14 @@ def _fetch(samples: Samples, refs: Sequence[SampleRef]) -> _Fetched | None:
     skip = max(skip, NUM_READERS) if len(done) > 2 * NUM_READERS else 0
     begin = done[skip - 1][0] if skip else 0.0
     num_bytes = sum(size for _, size in done[skip:])
-    return _Fetched(data, max(num_bytes, 1) / max(done[-1][0] - begin, 1e-6), cpu_s / len(done))
+    return _Fetched(refs, data, max(num_bytes, 1) / max(done[-1][0] - begin, 1e-6), cpu_s / len(done))
 
 
 def store_link(samples: Samples, holdings: Holdings | None = None) -> Link | None:
     """The way to the store as it is now; None if there is none. Only downwards is measured: requests are small."""
     if holdings is not None:
         return None
-    fetched = _fetch(samples, spread_out(samples, NUM_SAMPLES))
+    fetched = _fetch(samples)
     return Link(fetched.bytes_per_s, fetched.bytes_per_s) if fetched else None
 
 
@@ -493,9 +503,7 @@ def measure_port(clients: Sequence[NodeClient], links: Sequence[Link]) -> Link |
     return Link(down, max(link.up_bytes_per_s for link in links))
 
 
-def _local_costs(
-    pipeline: Transforms, refs: Sequence[SampleRef], fetched: _Fetched | None, seed: int
-) -> dict[str, float]:
+def _local_costs(pipeline: Transforms, fetched: _Fetched | None, seed: int) -> dict[str, float]:
     """What reading and decoding costs here; without reading where this machine has no way to the store."""
     found: dict[str, float] = {"finish_s": 0.0}
     pixels = np.zeros((8, *pipeline.pixel_spec.shape), np.uint8)
@@ -506,7 +514,7 @@ def _local_costs(
     found["fetch_s"] = fetched.cpu_s
     start, done = time.thread_time(), 0
     for number, each in fetched.data.items():
-        ref = refs[number]
+        ref = fetched.refs[number]
         try:
             pipeline.pixels(each, ref.key, Draw(seed, 0, ref.id))
             done += 1

@@ -21,6 +21,7 @@ from headwater.core.profile import Profile
 from headwater.core.replan import Replan, Replanner, Window, worth_switching
 from headwater.core.rig import Link, Rig
 from headwater.core.search import search
+from headwater.data.wire import MAX_BLOB_BYTES
 from headwater.errors import HeadwaterError
 from headwater.train.client import NodeClient
 from headwater.train.measure import measure_port
@@ -87,7 +88,7 @@ class Watch:
         self._try_every_s = TRY_AFTER_S
         self._try_at = 0.0
         self._threads = {client.name: int(client.hello()["num_threads"]) for client in clients}
-        self._capacity = {device.name: device.capacity for device in rig.nodes}
+        self._capacity = {device.name: max(device.cores, device.capacity) for device in rig.nodes}
         self._replanner = Replanner(source.plan, self._cuts, profile, rig, batch_size=size.batch_size)
         self._believed = rig
         self._version = -1
@@ -116,8 +117,11 @@ class Watch:
             return before
         now = self._read()
         for decision in self._replanner.window(self._window(before, now)) or self._try_links():
+            before_it = len(self.switches)
             self._decide(decision)
-            self._try_every_s, self._try_at = TRY_AFTER_S, time.perf_counter() + TRY_AFTER_S
+            if len(self.switches) > before_it or not self._replanner.lowered():
+                self._try_every_s = TRY_AFTER_S
+            self._try_at = time.perf_counter() + self._try_every_s
             return None
         return now
 
@@ -126,15 +130,18 @@ class Watch:
         lowered = self._replanner.lowered()
         if not lowered or time.perf_counter() < self._try_at:
             return []
+        self._try_at = time.perf_counter() + self._try_every_s
+        self._try_every_s = min(2 * self._try_every_s, TRY_AT_MOST_EVERY_S)
         rates = {}
         for client in self._clients:
             if client.name in lowered:
-                num_bytes = int(lowered[client.name] * TRY_S) + 1
+                num_bytes = min(int(lowered[client.name] * TRY_S) + 1, MAX_BLOB_BYTES)
                 start = time.perf_counter()
-                client.download(num_bytes)
+                try:
+                    client.download(num_bytes)
+                except HeadwaterError:
+                    continue  # away: the feed's business
                 rates[client.name] = num_bytes / (time.perf_counter() - start)
-        self._try_at = time.perf_counter() + self._try_every_s
-        self._try_every_s = min(2 * self._try_every_s, TRY_AT_MOST_EVERY_S)
         return self._replanner.tried(rates)
 
     def _window_s(self) -> float:
@@ -208,6 +215,7 @@ class Watch:
             log.info("%s; the plan stays", why)
             self._replanner.adopted(before)
             return
+        self._check_cut(best.plan.cut)  # again: what is in front of it may have begun to learn meanwhile
         if not self._source.adopt(best.plan, unless=self._stopped):
             return
         self._replanner.adopted(best.plan)
