@@ -98,7 +98,7 @@ class Kept(RuleBasedStateMachine):
 
     @rule(segment=st.integers(0, 5), rows=st.integers(1, 6), row_bytes=st.integers(1, 25), job=st.sampled_from("abc"))
     def add(self, segment, rows, row_bytes, job):
-        self.begin(job)
+        self.ask(job)
         self.use(segment)  # as whoever adds to it does first
         room = self.keeping.room(rows, row_bytes, job)
         idle = sorted((each for each in self.held if self.used[each] < self.began[job]), key=self.used.__getitem__)

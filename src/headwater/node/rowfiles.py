@@ -88,7 +88,7 @@ class Segment:
     def read(self, position: int, into: np.ndarray) -> None:
         """One record; `into` stays as it is, and is not a whole record, where that can't be read."""
         with contextlib.suppress(OSError):
-            os.preadv(self._rows, [into], position * self._record_bytes)
+            os.preadv(self._rows, [into.data], position * self._record_bytes)
 
     def add(self, records: np.ndarray) -> None:
         """Add records at the end: all of them, or none and the system's error."""
@@ -112,7 +112,7 @@ def segment_paths(folder: Path, number: int) -> tuple[Path, Path]:
 
 
 def _write(file: int, data: np.ndarray, offset: int) -> None:
-    left = memoryview(data).cast("B")
+    left = data.data.cast("B")
     while left:
         written = os.pwrite(file, left, offset)
         left, offset = left[written:], offset + written
