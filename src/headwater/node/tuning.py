@@ -207,7 +207,7 @@ class _Bench:
     """One session at a time, as it would run on the node: several groups at once, or one on all cores."""
 
     def __init__(self, model: bytes, cores: int, precision: str) -> None:
-        from headwater.node.engines.onnxruntime import OnnxRuntime
+        from headwater.node.engines.ort import OnnxRuntime
 
         self._model = model
         self._cores = cores
