@@ -94,6 +94,17 @@ def test_trials_stay_within_the_time_there_is_but_for_the_first(rate, left_s):
     assert sum(again.seconds(each) for each in asked[1:]) <= left_s + 1e-6
 
 
+def test_what_was_best_for_another_cut_is_tried_alone_unless_it_fails():
+    like = Candidate(OV, 1, 16)
+    tuner = Tuner([ORT, OV], 2, like)
+    assert tuner.next(0.0) == like
+    tuner.record(Trial(like, 10.0))
+    assert tuner.next(100.0) is None
+    tuner = Tuner([ORT, OV], 2, like)
+    tuner.record(Trial(tuner.next(0.0), fault="no such operator"))
+    assert tuner.next(0.0).engine == ORT
+
+
 def test_a_trifle_is_tried_once():
     assert len(played({ORT: 2 * TRIFLE_ROWS_PER_S, OV: 1})[1]) == 1
 

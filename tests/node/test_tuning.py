@@ -58,10 +58,10 @@ def test_what_was_found_outlives_the_node(prefix, state, monkeypatch):
     assert tuned(state, prefix) == first
 
 
-def test_other_outputs_of_the_same_file_take_it_over(prefix, state, monkeypatch):
+def test_for_other_outputs_of_the_same_file_only_the_best_is_tried(prefix, state):
     first = tuned(state, prefix, outputs=("a",))
-    never(monkeypatch)
-    assert tuned(state, prefix, outputs=("b",)).candidate == first.candidate
+    second = tuned(state, prefix, outputs=("b",))
+    assert [trial.candidate for trial in second.trials] == [first.candidate]
 
 
 def garbled(text):
@@ -109,6 +109,14 @@ def test_an_engine_that_fails_on_an_operator_is_left_for_the_other(build, tmp_pa
         tuned(state, path, engine="openvino")
 
 
+def test_a_pinned_engine_is_tried_even_where_a_trifle_is_not_worth_it(build, tmp_path, state):
+    pytest.importorskip("openvino")
+    path = tmp_path / "prefix.onnx"
+    path.write_bytes(build.model())
+    assert len(tuned(state, path).trials) == 1
+    assert tuned(state, path, engine="openvino").candidate.engine == "openvino"
+
+
 def test_a_pinned_engine_is_taken_even_if_it_is_slower(prefix, state):
     pytest.importorskip("openvino")
     for engine in engines.available():
@@ -135,7 +143,7 @@ def test_an_engine_that_ends_its_process_is_a_fault_and_the_trials_before_count(
 
 def test_a_child_ends_with_the_node_that_was_killed(prefix):
     asked = {"path": str(prefix), "outputs": None, "precision": "fp32", "engines": ["onnxruntime"], "cores": 1,
-             "budget_s": 1e6}  # fmt: skip
+             "like": None, "budget_s": 1e6}  # fmt: skip
     slow = ("import headwater.core.tuning as t; t.TRIAL_S = 300.0; t.TRIFLE_ROWS_PER_S = 1e30; "
             "import headwater.node.tuning as n; n.TRIAL_S = 300.0; n.main()")  # fmt: skip
     parent = f"""

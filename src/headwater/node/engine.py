@@ -16,7 +16,7 @@ from headwater.core.spec import Boundary
 from headwater.core.tuning import Candidate
 from headwater.errors import RefusedError
 from headwater.node import engines
-from headwater.node.engines.onnxruntime import OnnxRuntime
+from headwater.node.engines.ort import OnnxRuntime
 from headwater.node.onnxfile import check_self_contained, up_to
 
 

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -173,7 +173,7 @@ class Node(flight.FlightServerBase):
             try:
                 run, maker = None, _MAKER
                 if want.prefix:
-                    loading = self._slow.submit(self._prefixes.engine, Wanted.of(want))
+                    loading = self._start(self._prefixes.engine, Wanted.of(want))
                     for _ in self._while(loading, abandoned):
                         yield pa.RecordBatch.from_pylist([], schema=schema), b""
                     engine = loading.result()
@@ -197,24 +197,33 @@ class Node(flight.FlightServerBase):
             finally:
                 self._turns.release()
 
+    def _start(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Begin something slow."""
+        try:
+            return self._slow.submit(work, *args)
+        except RuntimeError:  # the pool is closed: the node is stopping
+            raise _ended() from None
+
     def _while(self, slow: Future[Any], abandoned: Callable[[], bool]) -> Iterator[None]:
         """Says when to give a sign of life, until the work is done."""
         heard = time.monotonic()
         while not slow.done():
             if abandoned():
                 raise _ended()
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, CancelledError):
                 slow.exception(timeout=0.25)
             if time.monotonic() - heard > SIGN_OF_LIFE_S:
                 yield
                 heard = time.monotonic()
+        if slow.cancelled():
+            raise _ended()
 
     def _calibrate(
         self, request: wire.Calibrate, context: flight.ServerCallContext
     ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Signs of life while ranges are found; then an empty batch that says so."""
         with _as_status():
-            work = self._slow.submit(self._prefixes.calibrate, request)
+            work = self._start(self._prefixes.calibrate, request)
             for _ in self._while(work, lambda: self._stopping or context.is_cancelled()):
                 yield wire.blob_batch(b""), b""
             work.result()
@@ -265,7 +274,7 @@ class Node(flight.FlightServerBase):
             if want.prefix:
                 wanted = Wanted.of(want)
                 self._prefixes.check(wanted)
-                finding = self._slow.submit(self._prefixes.way, wanted)
+                finding = self._start(self._prefixes.way, wanted)
                 for _ in self._while(finding, lambda: self._stopping or context.is_cancelled()):
                     yield wire.blob_batch(b""), b""
                 path, outputs, way = finding.result()

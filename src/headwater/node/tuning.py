@@ -4,8 +4,8 @@ Owns the clock and the child process around `core.tuning`, which decides. Trials
 (`python -m headwater.node.tuning`), so that the node's memory and threads stay clean, and so that an engine that breaks
 takes nobody along. They take about `BUDGET_S` in all. What was found is kept for each prefix, its outputs, its
 precision and this machine (with its cores and the versions of its engines); a record that is damaged, or of anything
-else, is measured again. Other outputs of the same file, which are other cuts of the same model, take over what was
-found for the first: a job that changes its cut in the middle of an epoch should not stand still for it.
+else, is measured again. For other outputs of the same file, which are other cuts of the same model, what was best for
+the first is tried alone: a job that changes its cut in the middle of an epoch should not stand still for long.
 """
 
 from __future__ import annotations
@@ -67,33 +67,44 @@ class Tuning:
 
         RefusedError if the engine that is pinned can't run it.
         """
-        trials = self._known.get(subject)
+        trials = self._known.get(subject) or self._read(subject)
+        able = engines.engines_for(subject.precision)
         if trials is None:
-            trials = self._read(subject) or self._read_alike(subject)
-            if trials is None:
-                trials = self._try(subject, path, outputs)
-                self._write(subject, trials)
-            with self._lock:
-                self._known[subject] = trials
+            alike = choose(self._read_alike(subject) or ())
+            trials = self._try(subject, path, outputs, able, alike.candidate if alike else None)
+            self._write(subject, trials)
+        if engine != AUTO and not any(each.candidate.engine == engine for each in trials):
+            trials += self._try(subject, path, outputs, (engine,))
+            self._write(subject, trials)
+        with self._lock:
+            self._known[subject] = trials
         found = choose(trials, engine)
         if found is not None:
             return found
         if engine != AUTO:
-            fault = fault_of(trials, engine) or "it was not tried"
+            fault = fault_of(trials, engine) or "its trial did not end"
             raise RefusedError(f"{engine} can't run this prefix: {fault}; set the plan's engine to \"auto\"")
         faults = "; ".join(dict.fromkeys(f"{each.candidate.engine}: {each.fault}" for each in trials if each.fault))
-        return Tuned(Candidate(engines.engines_for(subject.precision)[0]), trials, f"no trial succeeded ({faults})")
+        return Tuned(Candidate(able[0]), trials, f"no trial succeeded ({faults})")
 
     def close(self) -> None:
         """End what is being tried."""
         self._children.close()
 
-    def _try(self, subject: Subject, path: Path, outputs: Sequence[str] | None) -> tuple[Trial, ...]:
+    def _try(
+        self,
+        subject: Subject,
+        path: Path,
+        outputs: Sequence[str] | None,
+        able: Sequence[str],
+        like: Candidate | None = None,
+    ) -> tuple[Trial, ...]:
         asked = {
             "path": str(path),
             "outputs": None if outputs is None else list(outputs),
             "precision": subject.precision,
-            "engines": engines.engines_for(subject.precision),
+            "engines": list(able),
+            "like": None if like is None else asdict(like),
             "cores": self._cores,
             "budget_s": self._budget_s,
         }
@@ -193,7 +204,8 @@ def main() -> None:
     if asked["outputs"] is not None:
         model = up_to(model, asked["outputs"])
     bench = _Bench(model, asked["cores"], asked["precision"])
-    tuner = Tuner(asked["engines"], asked["cores"])
+    like = asked["like"]
+    tuner = Tuner(asked["engines"], asked["cores"], None if like is None else Candidate(**like))
     while (candidate := tuner.next(asked["budget_s"] - (time.perf_counter() - begin))) is not None:
         print(json.dumps({"trying": asdict(candidate)}), file=said, flush=True)
         trial = bench.trial(candidate)
@@ -207,7 +219,7 @@ class _Bench:
     """One session at a time, as it would run on the node: several groups at once, or one on all cores."""
 
     def __init__(self, model: bytes, cores: int, precision: str) -> None:
-        from headwater.node.engines.onnxruntime import OnnxRuntime
+        from headwater.node.engines.ort import OnnxRuntime
 
         self._model = model
         self._cores = cores

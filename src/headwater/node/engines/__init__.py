@@ -34,10 +34,10 @@ class Session(Protocol):
 def load(name: str, model: bytes, *, threads: int = 1, at_once: int = 1, precision: str = "fp32") -> Session:
     """This model in this engine: each run takes `threads` threads, and `at_once` runs come at the same time."""
     if name == "openvino":
-        from headwater.node.engines.openvino import OpenVino
+        from headwater.node.engines.ov import OpenVino
 
         return OpenVino(model, threads=threads, at_once=at_once, precision=precision)
-    from headwater.node.engines.onnxruntime import OnnxRuntime
+    from headwater.node.engines.ort import OnnxRuntime
 
     return OnnxRuntime(model, threads=threads)
 
