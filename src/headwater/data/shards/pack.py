@@ -49,7 +49,7 @@ from headwater.data.shards.manifest import (
 )
 from headwater.data.shards.record import header_of, padding, record_bytes
 from headwater.data.shards.verify import verify_set
-from headwater.data.store import Store, make_folder, open_store, redact
+from headwater.data.store import Store, full_url, make_folder, open_store, redact
 from headwater.data.transforms import Transforms
 from headwater.errors import BadSampleError, ChangedError, ConfigError, DataError, EmptyDataError, TransformError
 
@@ -125,7 +125,7 @@ def pack(
     store = open_store(target)
     found = list_store(store)
     present = set(found.keys.to_pylist())
-    note = Note(redact(samples.url), samples.fingerprint, steps.to_json(), shard_bytes, 0)
+    note = Note(redact(full_url(source)), samples.fingerprint, steps.to_json(), shard_bytes, 0)
     if present and not is_packed(found):
         raise ConfigError(f"{redact(store.url)} has {len(present):,} objects that are not of a pack "
                           f"({some(sorted(present))}); choose an empty folder")  # fmt: skip
