@@ -143,7 +143,7 @@ def pack(
         note = manifest.note
     else:
         note = _begin(store, note, present, lambda: _per_shard(steps, samples, shard_bytes))
-        damaged = ()
+        damaged = []
     work = _Work(samples, steps, store, note, num_threads, on_bad_sample == "skip", tell)
     return replace(work.run(), damaged=tuple(damaged))
 
@@ -428,7 +428,7 @@ class _Building:
         header, checksum = header_of(found, self._num_steps, self._digest)
         offset, length = len(self.data), record_bytes(*found.shape[:2])
         self.data += header
-        self.data += memoryview(found).cast("B")
+        self.data += found.data.cast("B")
         self.data += bytes(padding(length))
         self._note(offset, length, found.shape[0], found.shape[1], checksum, "")
         self._num_good += 1
