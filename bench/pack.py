@@ -135,8 +135,8 @@ def _result(
             f"packed_over_jpeg: {what} brought to {SIZE[0]}×{SIZE[1]} and {sizes['imagenet_jpeg']:,.0f} bytes, as "
             f"ImageNet's are; packed_over_small_jpeg: as they are, {sizes['small_jpeg']:,.0f} bytes",
             "MobileNetV3-small, random weights, features at its smallest cut; one node thread on one core",
-            f"a packed sample takes {sizes['imagenet_packed']:,.0f} bytes; all sides read from memory (the file cache), "
-            "so what a disk would add is not in this",
+            f"a packed sample takes {sizes['imagenet_packed']:,.0f} bytes; all sides read from memory (the file "
+            "cache), so what a disk would add is not in this",
             f"packing went at {pack_per_s:,.0f} pictures a second on all cores, once",
             f"packed_over_jpeg of the rounds: from lowest to highest {spread:.3f}",
         ],
