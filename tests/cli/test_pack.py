@@ -97,9 +97,9 @@ def test_a_job_trains_on_its_packed_set_as_on_its_pictures(command, pictures, tm
         lines = [json.loads(line) for line in (command.folder / name / "metrics.jsonl").read_text().splitlines()]
         found.append(([line["loss"] for line in lines], torch.load(command.folder / name / "model.pt")))
     (losses, model), (ours, trained) = found
-    assert ours == pytest.approx(losses, rel=1e-5)
+    assert ours == pytest.approx(losses, rel=1e-4)
     for name, tensor in model.items():
-        torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def _wait_for_shards(process, target, count):

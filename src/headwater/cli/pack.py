@@ -30,16 +30,16 @@ def pack(
     urls: list[str] = typer.Argument(
         metavar="[SRC] DST",
         help="The data set (a path, file://, s3://, gs:// or az:// URL) and the folder for the shards. With --job, SRC "
-        "is the job's [data] url unless given.",
+        "is the job's data unless given.",
     ),
     job: Path = typer.Option(None, help="Take transforms, layout and columns from this job file."),
     resize: int = typer.Option(0, help="Without a job file: resize the short side to this."),
     crop: int = typer.Option(0, help="Without a job file: crop this square from the middle."),
-    layout: str = typer.Option("", help="How SRC is laid out: auto, folders, table or tars. [default: auto]"),
+    layout: str = typer.Option("", help="How SRC is laid out: auto, folders, table or tars; by default auto."),
     shard_size: float = typer.Option(SHARD_BYTES / _MEGA, help="About how large a shard gets, in MB."),
     threads: int = typer.Option(0, help="Threads that decode; 0 takes one for each core."),
     on_bad_sample: str = typer.Option(
-        "", help="raise: stop at a picture that can't be read. skip: leave it out. [default: raise]"
+        "", help="raise: stop at a picture that can't be read. skip: leave it out. By default raise."
     ),
     verify: bool = typer.Option(
         False, "--verify", help="Check every shard of DST; with SRC, pack the damaged ones again."

@@ -218,7 +218,7 @@ class Store:
         """Put an object there, whole or not at all; one of that name is replaced."""
         self._check(key)
         try:
-            self._objects.put(key, memoryview(data))
+            self._objects.put(key, memoryview(data).cast("B"))
         except (BaseError, ValueError, OSError) as error:
             raise self._refusal(f"{key} can't be written", error) from None
 

@@ -28,7 +28,7 @@ NOTE = "packing.json"  # written first, gone when the set is finished
 INDEX = "index.parquet"
 SHARDS = "shards"
 PARTS = "parts"  # one index for each finished shard, until the set is finished
-START = f'{{"format": "{FORMAT}"'.encode()  # of both JSON files: enough to tell them from anyone else's
+START = f'{{"format":"{FORMAT}"'.encode()  # of both JSON files, without blanks: it tells them from anyone else's
 
 # One row for each sample of the source, in its order. `length` is 0 where a sample was left out; `fault` says why.
 INDEX_SCHEMA = pa.schema(

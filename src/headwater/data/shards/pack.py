@@ -49,7 +49,7 @@ from headwater.data.shards.manifest import (
 )
 from headwater.data.shards.record import header_of, padding, record_bytes
 from headwater.data.shards.verify import verify_set
-from headwater.data.store import Store, make_folder, open_store, redact
+from headwater.data.store import Store, full_url, make_folder, open_store, redact
 from headwater.data.transforms import Transforms
 from headwater.errors import BadSampleError, ChangedError, ConfigError, DataError, EmptyDataError, TransformError
 
@@ -125,7 +125,7 @@ def pack(
     store = open_store(target)
     found = list_store(store)
     present = set(found.keys.to_pylist())
-    note = Note(redact(samples.url), samples.fingerprint, steps.to_json(), shard_bytes, 0)
+    note = Note(redact(full_url(source)), samples.fingerprint, steps.to_json(), shard_bytes, 0)
     if present and not is_packed(found):
         raise ConfigError(f"{redact(store.url)} has {len(present):,} objects that are not of a pack "
                           f"({some(sorted(present))}); choose an empty folder")  # fmt: skip
@@ -143,7 +143,7 @@ def pack(
         note = manifest.note
     else:
         note = _begin(store, note, present, lambda: _per_shard(steps, samples, shard_bytes))
-        damaged = ()
+        damaged = []
     work = _Work(samples, steps, store, note, num_threads, on_bad_sample == "skip", tell)
     return replace(work.run(), damaged=tuple(damaged))
 
@@ -428,7 +428,7 @@ class _Building:
         header, checksum = header_of(found, self._num_steps, self._digest)
         offset, length = len(self.data), record_bytes(*found.shape[:2])
         self.data += header
-        self.data += memoryview(found).cast("B")
+        self.data += found.data.cast("B")
         self.data += bytes(padding(length))
         self._note(offset, length, found.shape[0], found.shape[1], checksum, "")
         self._num_good += 1

@@ -51,7 +51,7 @@ def header_of(pixels: np.ndarray, num_steps: int, digest: bytes) -> tuple[bytes,
     assert pixels.dtype == np.uint8
     assert pixels.flags.c_contiguous
     head = _HEADER.pack(MAGIC, height, width, num_steps, digest)
-    checksum = zlib.crc32(pixels, zlib.crc32(head))
+    checksum = zlib.crc32(pixels.data, zlib.crc32(head))
     return head + _SUM.pack(checksum) + _UNUSED, checksum
 
 
