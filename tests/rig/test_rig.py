@@ -39,8 +39,14 @@ def inline(script: str, *arguments: str) -> list[str]:
 @pytest.mark.parametrize(("down", "away"), [(10, 100), (100, 10)])
 def test_a_link_has_the_asked_rate_each_way(up: RigUp, down: float, away: float) -> None:
     up.set_rate("trainer", down, away)
-    assert mbit_per_s(up, "storage", "trainer") == pytest.approx(down, rel=0.15)
-    assert mbit_per_s(up, "trainer", "storage") == pytest.approx(away, rel=0.15)
+    # Other tests use the same cores: the best of a few tries is what the link lets through.
+    for source, target, asked in (("storage", "trainer", down), ("trainer", "storage", away)):
+        best = 0.0
+        for _ in range(4):
+            best = max(best, mbit_per_s(up, source, target))
+            if best > 0.9 * asked:
+                break
+        assert best == pytest.approx(asked, rel=0.15)
 
 
 def rate_of_the_next(up: RigUp, host: str, num_bytes: int) -> float:

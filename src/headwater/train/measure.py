@@ -305,7 +305,7 @@ def _profile(
         receive_s_per_byte = _receive_cost(client)
         asked = replace(chunk, samples=refs[:NUM_ASKED])
         wire_s, receive_s_per_row = _wire_costs(client, asked, found, receive_s_per_byte)
-    rows = sum(len(json.dumps(ref.to_json())) + 1 for ref in refs) / len(refs)
+    rows = sum(len(json.dumps(ref.to_json(), separators=(",", ":"))) + 1 for ref in refs) / len(refs)
     return Profile(
         key=key,
         measured_at=time.time(),
@@ -325,7 +325,7 @@ def _profile(
             pixel_row_bytes=pipeline.pixel_spec.row_bytes,
             input_row_bytes=pipeline.pixel_spec.row_bytes * 4,
             request_row_bytes=rows,
-            request_chunk_bytes=len(chunk.dumps()) - rows * len(refs),
+            request_chunk_bytes=max(0.0, len(chunk.dumps()) - rows * len(refs)),
         ),
         export_s=export_s,
         deviations=deviations,
