@@ -105,3 +105,11 @@ def test_validation_with_other_classes_is_refused_before_the_first_step(command,
     with pytest.raises(ConfigError, match="its class 0 is 'b', and 'a' in the training data"):
         run(read_job(command.job("other", pictures, extra=f'validation = "{tmp_path}"')), resume=False)
     assert not (command.folder / "other").exists()
+
+
+def test_views_and_the_size_of_the_cache_reach_the_job(command, pictures):
+    from headwater.cli.meaning import near_options
+
+    file = read_job(command.job("viewed", pictures, extra='views = 3\n[nodes]\ncache = "5MB"'))
+    options = near_options(file)
+    assert (options["views"], options["node_cache"]) == (3, "5MB")
