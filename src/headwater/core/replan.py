@@ -152,12 +152,7 @@ class Replanner:
         waited = seen.wait_fraction >= WAITING
         self._streaks = {key: self._longer(key, ratio, waited) for key, ratio in self._readings(seen).items()}
         sure = {key: streak for key, streak in self._streaks.items() if streak.length >= IN_A_ROW}
-        if not sure or self._since < self._pause:
-            return []
-        self._rig, why = self._changed(sure)
-        self._since = 0
-        self._price()
-        return [Replan(self._rig, why)]
+        return self._decide(sure)
 
     def lowered(self) -> dict[str, float]:
         """The nodes whose links are believed to be slower than when the run began, and what they are believed to carry.
@@ -178,6 +173,10 @@ class Replanner:
             for device, link in zip(self._rig.nodes, self._rig.links, strict=True)
             if (ratio := link_bytes_per_s.get(device.name, 0.0) / self._believed_down(link)[1]) > 1 + TOLERANCE
         }
+        return self._decide(sure)
+
+    def _decide(self, sure: Mapping[tuple[str, str], _Streak]) -> list[Replan]:
+        """Believe what is sure, unless the last decision was just now."""
         if not sure or self._since < self._pause:
             return []
         self._rig, why = self._changed(sure)
