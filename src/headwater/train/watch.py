@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from headwater.core.cost import estimate
+from headwater.core.cost import Estimate, estimate
 from headwater.core.cut import Cut
 from headwater.core.loads import JobSize
 from headwater.core.plan import Plan
@@ -191,15 +191,19 @@ class Watch:
         return cores / all_s if all_s > 0 else None
 
     def _decide(self, decision: Replan) -> None:
-        """Measure again, plan again, and go over if it pays."""
+        """Plan again, and go over if it pays: as the links are once they are measured with nothing else on them.
+
+        That stops the run for a while, so it is done only if another plan seems to pay, or if a link is faster than it
+        was thought to be: how much faster, a run that does not fill it can't tell.
+        """
         before, believed = self._source.plan, self._believed
         try:
-            with self._source.held():
-                rig = self._measure(decision.rig)
-            placed = all(client.has_prefix() for client in self._clients)
-            best = search(self._open_cuts(), self._profile, rig, replace(self._size, counts_setup=not placed),
-                          codecs=self._codecs).best  # fmt: skip
-            now = estimate(before, self._cuts, self._profile, rig, self._size)
+            rig = decision.rig
+            now, best = self._compare(before, rig)
+            if _has_faster_link(believed, rig) or worth_switching(now, best):
+                with self._source.held():
+                    rig = self._measure(rig)
+                now, best = self._compare(before, rig)
         except HeadwaterError:
             self._replanner.believe(believed)  # so that the change is seen again
             raise
@@ -218,6 +222,13 @@ class Watch:
         log.warning("%s: going over to another plan (%s, cut at %s), an estimated %.3g times as fast", why,
                     "near the data" if best.plan.uses_storage else "moving nothing", best.plan.cut_name,
                     now.epoch_s / best.epoch_s)  # fmt: skip
+
+    def _compare(self, plan: Plan, rig: Rig) -> tuple[Estimate, Estimate]:
+        """What the plan takes on this rig, and what the best one takes there."""
+        placed = all(client.has_prefix() for client in self._clients)
+        found = search(self._open_cuts(), self._profile, rig, replace(self._size, counts_setup=not placed),
+                       codecs=self._codecs)  # fmt: skip
+        return estimate(plan, self._cuts, self._profile, rig, self._size), found.best
 
     def _open_cuts(self) -> tuple[Cut, ...]:
         """Those with nothing in front of them that has begun to learn: under an earlier cut, that is allowed."""
@@ -244,6 +255,11 @@ class Watch:
         store = self._measure_store()
         port = measure_port(self._clients, links) if len(links) > 1 else None
         return replace(rig, links=tuple(links), trainer_link=port, store_link=store, trainer_reads=store is not None)
+
+
+def _has_faster_link(before: Rig, after: Rig) -> bool:
+    pairs = zip(before.links, after.links, strict=True)
+    return any(now.down_bytes_per_s > then.down_bytes_per_s for then, now in pairs)
 
 
 def _run(watch: weakref.ref[Watch], stopped: threading.Event) -> None:
