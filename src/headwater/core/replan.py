@@ -41,7 +41,7 @@ class Window:
 
     link_bytes_per_s   per node, of its link towards the trainer while rows were on it: bytes over the seconds during
                        which at least one reply was arriving
-    node_rows_per_s    per node, of its cores while they worked: rows over (busy thread-seconds / cores)
+    node_rows_per_s    per node, of its cores while they worked (`Replanner.node_rows_per_s`)
     wait_fraction      of the window's time that the training loop stood waiting for rows
     store_bytes_per_s  of samples that the trainer read by itself, where the plan moves nothing
     A node that was idle, or whose rate can't be told, is left out.
@@ -140,11 +140,20 @@ class Replanner:
         self._link_share = {name: s / steady_s for kind, each, s in loads if kind == LINK_DOWN and each is not None
                             for name in each.names}  # fmt: skip
 
-    def row_costs(self) -> tuple[float, float]:
-        """CPU-seconds on a node for one row under the plan: for decoding and inference, and for everything."""
+    def node_rows_per_s(self, name: str, thread_s: float, num_threads: int) -> float:
+        """What a node could make of the plan's rows, whose threads took `thread_s` for decoding and inference of each.
+
+        Those threads share the cores with what else a row costs there: reading, sending, the store. So at the speed
+        that is believed they take anything from that work alone, where the node has time to spare, to what a row costs
+        in all, where it has none. Only what lies outside says that the node is slower or faster.
+        """
+        (device,) = (each for each in self._rig.nodes if each.name == name)
         node = self._profile.node
         timed_s = node.decode_s + (node.finish_s if self._plan.prefix == "storage" else 0.0) + self._work.engine_s
-        return timed_s, self._work.node_s
+        alone_s = timed_s / device.speed
+        beside_all_s = max(alone_s, num_threads * self._work.node_s / device.capacity)
+        believed: float = device.capacity / self._work.node_s
+        return believed * min(max(thread_s, alone_s), beside_all_s) / thread_s
 
     def window(self, seen: Window) -> list[Replan]:
         """A window has ended, at a chunk boundary."""

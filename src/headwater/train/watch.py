@@ -86,7 +86,6 @@ class Watch:
         self._try_every_s = TRY_AFTER_S
         self._try_at = 0.0
         self._threads = {client.name: int(client.hello()["num_threads"]) for client in clients}
-        self._capacity = {device.name: max(device.cores, device.capacity) for device in rig.nodes}
         self._replanner = Replanner(source.plan, self._cuts, profile, rig, batch_size=size.batch_size)
         self._believed = rig
         self._version = -1
@@ -179,16 +178,11 @@ class Watch:
         return Window(num_chunks, waited, carried, made)
 
     def _made(self, name: str, before: _Reading, now: _Reading) -> float | None:
-        """Rows a second that the node's cores could make, from how long its threads took for those they made.
-
-        Of a row's work, only decoding and inference are timed there; the rest is taken to be slowed down alike.
-        """
+        """Rows a second that the node's cores could make, from how long its threads took for those they made."""
         busy_s, rows = (late - early for late, early in zip(now.busy[name], before.busy[name], strict=True))
         if rows < 1 or busy_s <= 0:
             return None
-        timed_s, all_s = self._replanner.row_costs()
-        cores = min(self._threads[name] * timed_s * rows / busy_s, self._capacity[name])
-        return cores / all_s if all_s > 0 else None
+        return self._replanner.node_rows_per_s(name, busy_s / rows, self._threads[name])
 
     def _decide(self, decision: Replan) -> None:
         """Plan again, and go over if it pays: as the links are once they are measured with nothing else on them.
