@@ -152,8 +152,8 @@ class Replanner:
         timed_s = node.decode_s + (node.finish_s if self._plan.prefix == "storage" else 0.0) + self._work.engine_s
         alone_s = timed_s / device.speed
         beside_all_s = max(alone_s, num_threads * self._work.node_s / device.capacity)
-        believed: float = device.capacity / self._work.node_s
-        return believed * min(max(thread_s, alone_s), beside_all_s) / thread_s
+        as_believed_s = min(max(thread_s, alone_s), beside_all_s)
+        return float(device.capacity / self._work.node_s * as_believed_s / thread_s)
 
     def window(self, seen: Window) -> list[Replan]:
         """A window has ended, at a chunk boundary."""
