@@ -19,6 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from bench import pictures
 from bench.peers import raydata
 from bench.peers.common import BATCH, BUCKET, MODELS, check_installed
 from bench.peers.prepare import ITS_OWN
-from bench.peers.stages import Bound, Stages, bound
+from bench.peers.stages import Bound, CutStages, Stages, bound
 from bench.result import Result
 from bench.rig import Host, Link, Rig, RigError, RigUp
 from bench.rig.python import python_env
@@ -61,7 +62,7 @@ class Size:
     models: tuple[str, ...] = MODELS
 
 
-FULL = Size(1920, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 3, 5, 16)
+FULL = Size(1920, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 3, 7, 16)
 # Four minutes: peers with one model, and no minute in which a prefix crosses 2 Mbit/s.
 QUICK = Size(480, (1000, 2), ("plain", *PEERS[:-1], "headwater"), 1, 3, 5, peers_with=("mobilenet",), thin_upload=False)
 
@@ -127,12 +128,13 @@ class StagesOf:
 
     def __init__(self, up: RigUp, env: dict[str, str], model: str, fetch: dict[str, float]) -> None:
         self._here = up.open("trainer", "bench.peers.stages:OnTrainer", env=env, model=model, num_classes=CLASSES)
-        self._fixed = {**fetch, **self._here.ask(do="sizes")}
-        self._fixed["cuts"] = tuple(map(tuple, self._fixed["cuts"]))
-        prefix = self._fixed.pop("prefix")
-        self._there = up.open(
-            "storage", "bench.peers.stages:OnStorage", env=env, model=model, prefix=prefix, count=READS
+        sizes = self._here.ask(do="sizes")
+        self._there = up.open("storage", "bench.peers.stages:OnStorage", env=env, model=model, count=READS,
+                              prefix=sizes["prefix"], outputs=sizes["outputs"])  # fmt: skip
+        of_cuts = zip(
+            sizes["names"], self._there.ask(do="shares"), sizes["far_shares"], sizes["row_bytes"], strict=True
         )
+        self._fixed = {**fetch, "pixel_bytes": sizes["pixel_bytes"], "cuts": tuple(starmap(CutStages, of_cuts))}
 
     def measure(self) -> Stages:
         """Each stage alone; then both cores alone, and both at once."""

@@ -24,7 +24,21 @@ from bench.peers.common import BATCH, BUCKET, TRANSFORMS
 
 READERS = 16  # requests under way; as many as a node and the plain loop have
 PASSES = 3
+SHARE_PASSES = 9
 _ORDER = np.random.default_rng(0)
+
+
+@dataclass(frozen=True)
+class CutStages:
+    """What a cut leaves on either side, as a share of the time that the whole frozen part takes there.
+
+    The two differ: layers that one engine fuses or lays out well, the other may not.
+    """
+
+    name: str
+    near_share: float  # in front of it, by ONNX Runtime on the storage core
+    far_share: float  # behind it, by eager PyTorch on the trainer's core
+    row_bytes: float  # as fp16
 
 
 @dataclass(frozen=True)
@@ -46,8 +60,7 @@ class Stages:
     # caches, and on many virtual machines they are two threads of one core.
     storage_beside: float
     trainer_beside: float
-    # (name, share of the frozen part's time in front of it, bytes of a row as fp16) of every cut that may be used
-    cuts: tuple[tuple[str, float, float], ...]
+    cuts: tuple[CutStages, ...]  # those that a planner chooses from: ends of modules
 
 
 @dataclass(frozen=True)
@@ -70,8 +83,7 @@ def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
     - all on the trainer: JPEGs cross; the storage core serves, the trainer fetches, decodes, and runs the whole model;
     - pixels from the node: decoded pictures cross as bytes; the trainer runs the whole model;
     - features from the node, for each cut: what is alive there crosses as fp16; the node runs what is in front of it,
-      the trainer the rest. A cut in the middle uses both cores, and can beat the last one where the link is fast. What
-      it costs on either side is its share of the time of the whole frozen part, from one pass in eager PyTorch.
+      the trainer the rest. A cut in the middle uses both cores, and can beat the last one where the link is fast.
 
     Left out, since they are Headwater's own to keep small: requests, framing, row ids, sending and receiving.
     """
@@ -82,9 +94,9 @@ def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
         "all on the trainer": (s.store_s, s.jpeg_bytes, s.fetch_s + s.pixels_s + trains_s),
         "pixels from the node": (near_s, s.pixel_bytes, trains_s),
     }
-    for name, share, num_bytes in s.cuts:
-        storage_s = near_s + s.near_floats_s + share * s.near_prefix_s
-        placements[f"features at {name}"] = (storage_s, num_bytes, (1 - share) * s.forward_s + s.step_s)
+    for cut in s.cuts:
+        storage_s = near_s + s.near_floats_s + cut.near_share * s.near_prefix_s
+        placements[f"features at {cut.name}"] = (storage_s, cut.row_bytes, cut.far_share * s.forward_s + s.step_s)
     found = []
     for name, (storage_s, num_bytes, trainer_s) in placements.items():
         loads = _loads(s, storage_s, num_bytes / link_bytes_per_s, trainer_s)
@@ -107,18 +119,41 @@ def _loads(s: Stages, storage_s: float, link_s: float, trainer_s: float) -> dict
 class OnStorage:
     """Runs in the storage host: reads, decodes and infers, one after the other."""
 
-    def __init__(self, model: str, prefix: str, count: int) -> None:
-        import onnxruntime as ort
-
+    def __init__(self, model: str, prefix: str, outputs: list[list[str]], count: int) -> None:
+        """`outputs`: the names in the file of what crosses at each cut; the last one gives the whole frozen part."""
         self._transforms = TRANSFORMS[model]
         self._count = count
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        self._session = ort.InferenceSession(Path(prefix).read_bytes(), options, providers=["CPUExecutionProvider"])
+        self._prefix = Path(prefix).read_bytes()
+        self._outputs = outputs
+        self._session = self._open(outputs[-1])
         (self._input,) = (each.name for each in self._session.get_inputs())
 
     def __call__(self, do: str, **arguments: Any) -> Any:
         return getattr(self, do)(**arguments)
+
+    def _open(self, outputs: list[str]) -> Any:
+        import onnxruntime as ort
+
+        from headwater.node.onnxfile import up_to
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        return ort.InferenceSession(up_to(self._prefix, outputs), options, providers=["CPUExecutionProvider"])
+
+    def shares(self) -> list[float]:
+        """Of the time of the whole frozen part: what is in front of each cut."""
+        _, data = _read(BATCH // 2, passes=1)
+        rows = self._transforms.finish(np.stack([self._transforms.pixels(each, "") for each in data]))
+        sessions = [self._open(outputs) for outputs in self._outputs]
+        taken = []
+        for _ in range(1 + SHARE_PASSES):  # in turns: the machine is not equally fast all the time; the first warms up
+            begin = [time.perf_counter()]
+            for session in sessions:
+                session.run(None, {self._input: rows})
+                begin.append(time.perf_counter())
+            taken.append(np.diff(begin))
+        of_each = np.median(taken[1:], axis=0)
+        return [float(share) for share in np.minimum(of_each / of_each[-1], 1.0)]
 
     def busy(self, seconds: float) -> float:
         """Seconds a picture of decoding and inference, over and over."""
@@ -137,7 +172,7 @@ class OnStorage:
         rows = transforms.finish(pixels)
         return {
             "near_read_s": read_s,
-            "near_pixels_s": _median_s(lambda: [transforms.pixels(each, "") for each in data[:BATCH]]) / BATCH,
+            "near_pixels_s": _decode_s(lambda each: transforms.pixels(each, ""), data),
             "near_floats_s": _median_s(lambda: transforms.finish(pixels, rows)) / BATCH,
             # The faster of the two sizes that a node would take.
             "near_prefix_s": min(
@@ -185,17 +220,17 @@ class OnTrainer:
         import torch
 
         learner = self._learner
-        _, data = _read(BATCH)
-        x = torch.from_numpy(np.stack([learner.pixels(each) for each in data]))
+        _, data = _read(4 * BATCH, passes=1)
+        x = torch.from_numpy(np.stack([learner.pixels(each) for each in data[:BATCH]]))
         features = learner.frozen(x)
         return {
-            "pixels_s": _median_s(lambda: [learner.pixels(each) for each in data]) / BATCH,
+            "pixels_s": _decode_s(learner.pixels, data),
             "forward_s": _median_s(lambda: learner.frozen(x)) / BATCH,
             "step_s": _median_s(lambda: learner.train_step(features, self._y)) / BATCH,
         }
 
     def sizes(self) -> dict[str, Any]:
-        """Every cut that may be used, the bytes of pixels, and the prefix as a node would get it."""
+        """The cuts to choose from, the bytes of pixels, and the prefix as a node would get it."""
         import torch
 
         from headwater.core.cut import smallest_cut
@@ -203,22 +238,23 @@ class OnTrainer:
         from headwater.model.capture import capture
         from headwater.model.cuts import cuts
         from headwater.model.places import time_places
-        from headwater.model.ship import ship
+        from headwater.model.ship import cuts_to_ship, ship
 
         captured = capture(self._learner.model, (torch.zeros(2, 3, 224, 224),))
         pixel_bytes = self._learner.transforms.pixel_spec.row_bytes
         every = cuts(captured)
-        cut = smallest_cut(every, "fp16", pixel_bytes)
+        last = smallest_cut(every, "fp16", pixel_bytes)
+        used = cuts_to_ship(every[: last.index + 1])
+        shipped = ship(captured, *used)
         images = (torch.zeros(8, 3, 224, 224).contiguous(memory_format=torch.channels_last),)
-        shares = spread(1.0, time_places(captured, images, cut.index))
+        shares = spread(1.0, time_places(captured, images, last.index))
         return {
             "pixel_bytes": pixel_bytes,
-            "cuts": [
-                (each.name, shares[each.index], 2 * sum(int(np.prod(spec.shape)) for spec in each.boundary))
-                for each in every[1 : cut.index + 1]
-                if each.legal
-            ],
-            "prefix": str(ship(captured, cut).path),
+            "names": [cut.name for cut in used],
+            "far_shares": [1 - shares[cut.index] for cut in used],
+            "row_bytes": [2 * sum(int(np.prod(spec.shape)) for spec in cut.boundary) for cut in used],
+            "prefix": str(shipped.path),
+            "outputs": [list(shipped.names_at(cut)) for cut in used],
         }
 
 
@@ -242,6 +278,17 @@ def _listed() -> tuple[Any, list[str]]:
     url = f"s3://{BUCKET}/plain"
     store = from_url(url, client_options={"allow_http": True}, virtual_hosted_style_request=False)
     return store, [meta["path"] for page in obstore.list(store) for meta in page]
+
+
+def _decode_s(decode: Callable[[Any], Any], data: list[Any]) -> float:
+    """Seconds a picture: a median over batches, each of other pictures, as in an epoch."""
+    taken = []
+    for start in range(0, len(data), BATCH):
+        begin = time.perf_counter()
+        for each in data[start : start + BATCH]:
+            decode(each)
+        taken.append((time.perf_counter() - begin) / len(data[start : start + BATCH]))
+    return statistics.median(taken)
 
 
 def _over_and_over(work: Callable[[], Any], seconds: float) -> float:

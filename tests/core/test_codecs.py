@@ -62,6 +62,16 @@ def test_integer_tensors_travel_as_they_are(name):
     assert np.array_equal(round_trip(name, array), array)
 
 
+def test_fp16_rounds_as_numpy_does_at_every_half_and_between_them():
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    halves = np.sort(halves[np.isfinite(halves)])
+    between = (halves[:-1] + halves[1:]) / 2
+    around = [np.nextafter(between, np.float32(side)) for side in (-np.inf, np.inf)]
+    rows = np.concatenate([halves, between, *around, np.float32([-0.0, 1e-30, -1e-30])]).reshape(-1, 1)
+    (made,) = codecs.encode("fp16", [rows], (TensorSpec("t", (1,), "float32"),))
+    assert np.array_equal(made.view(np.uint16), rows.astype(np.float16).view(np.uint16))
+
+
 def test_a_value_that_fp16_cannot_hold_is_refused_with_the_way_out():
     with pytest.raises(ConfigError, match="use codec bf16 or raw"):
         codecs.encode("fp16", [np.array([[7e4]], dtype=np.float32)], (TensorSpec("t", (1,), "float32"),))

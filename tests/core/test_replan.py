@@ -78,6 +78,19 @@ def test_rows_from_a_nodes_cache_are_no_reason_to_plan_again(make, windows):
     assert run.machine.rig == run.rig
 
 
+@pytest.mark.parametrize(("cores", "num_threads"), [(1.0, 1), (4.0, 4), (0.25, 1)])
+def test_threads_that_share_their_cores_with_the_rest_of_a_row_are_not_slow(make, cores, num_threads):
+    run = Run(make, node_cores=cores)
+    (name,) = [device.name for device in run.rig.nodes]
+    saturated_s = num_threads / run.rows_per_s  # every thread is busy all the time, and so are the cores
+    work = make.PROFILE.node
+    alone_s = saturated_s / num_threads * cores - work.read_s  # some of what is not timed
+    for thread_s in (saturated_s, max(alone_s, 0.9 * saturated_s)):
+        assert run.machine.node_rows_per_s(name, thread_s, num_threads) == pytest.approx(run.rows_per_s)
+    assert run.machine.node_rows_per_s(name, 2 * saturated_s, num_threads) == pytest.approx(run.rows_per_s / 2)
+    assert run.machine.node_rows_per_s(name, 1e-9, num_threads) > 100 * run.rows_per_s
+
+
 def test_a_trainer_that_does_not_wait_is_not_held_up_by_anything(make):
     run = Run(make)
     assert all(run.window(link=0.1, node=0.3, wait=0.01) == [] for _ in range(10))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bench.peers.stages import Stages, bound
+from bench.peers.stages import CutStages, Stages, bound
 
 STAGES = Stages(
     near_read_s=0.001,
@@ -21,7 +21,7 @@ STAGES = Stages(
     pixel_bytes=150_000,
     storage_beside=1.0,
     trainer_beside=1.0,
-    cuts=(("middle", 0.5, 60_000), ("last", 1.0, 2_500)),
+    cuts=(CutStages("middle", 0.5, 0.5, 60_000), CutStages("last", 1.0, 0.0, 2_500)),
 )
 
 

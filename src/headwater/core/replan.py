@@ -41,7 +41,7 @@ class Window:
 
     link_bytes_per_s   per node, of its link towards the trainer while rows were on it: bytes over the seconds during
                        which at least one reply was arriving
-    node_rows_per_s    per node, of its cores while they worked: rows over (busy thread-seconds / cores)
+    node_rows_per_s    per node, of its cores while they worked (`Replanner.node_rows_per_s`)
     wait_fraction      of the window's time that the training loop stood waiting for rows
     store_bytes_per_s  of samples that the trainer read by itself, where the plan moves nothing
     A node that was idle, or whose rate can't be told, is left out.
@@ -140,11 +140,20 @@ class Replanner:
         self._link_share = {name: s / steady_s for kind, each, s in loads if kind == LINK_DOWN and each is not None
                             for name in each.names}  # fmt: skip
 
-    def row_costs(self) -> tuple[float, float]:
-        """CPU-seconds on a node for one row under the plan: for decoding and inference, and for everything."""
+    def node_rows_per_s(self, name: str, thread_s: float, num_threads: int) -> float:
+        """What a node could make of the plan's rows, whose threads took `thread_s` for decoding and inference of each.
+
+        Those threads share the cores with what else a row costs there: reading, sending, the store. So at the speed
+        that is believed they take anything from that work alone, where the node has time to spare, to what a row costs
+        in all, where it has none. Only what lies outside says that the node is slower or faster.
+        """
+        (device,) = (each for each in self._rig.nodes if each.name == name)
         node = self._profile.node
         timed_s = node.decode_s + (node.finish_s if self._plan.prefix == "storage" else 0.0) + self._work.engine_s
-        return timed_s, self._work.node_s
+        alone_s = timed_s / device.speed
+        beside_all_s = max(alone_s, num_threads * self._work.node_s / device.capacity)
+        as_believed_s = min(max(thread_s, alone_s), beside_all_s)
+        return float(device.capacity / self._work.node_s * as_believed_s / thread_s)
 
     def window(self, seen: Window) -> list[Replan]:
         """A window has ended, at a chunk boundary."""
@@ -152,12 +161,7 @@ class Replanner:
         waited = seen.wait_fraction >= WAITING
         self._streaks = {key: self._longer(key, ratio, waited) for key, ratio in self._readings(seen).items()}
         sure = {key: streak for key, streak in self._streaks.items() if streak.length >= IN_A_ROW}
-        if not sure or self._since < self._pause:
-            return []
-        self._rig, why = self._changed(sure)
-        self._since = 0
-        self._price()
-        return [Replan(self._rig, why)]
+        return self._decide(sure)
 
     def lowered(self) -> dict[str, float]:
         """The nodes whose links are believed to be slower than when the run began, and what they are believed to carry.
@@ -178,6 +182,10 @@ class Replanner:
             for device, link in zip(self._rig.nodes, self._rig.links, strict=True)
             if (ratio := link_bytes_per_s.get(device.name, 0.0) / self._believed_down(link)[1]) > 1 + TOLERANCE
         }
+        return self._decide(sure)
+
+    def _decide(self, sure: Mapping[tuple[str, str], _Streak]) -> list[Replan]:
+        """Believe what is sure, unless the last decision was just now."""
         if not sure or self._since < self._pause:
             return []
         self._rig, why = self._changed(sure)

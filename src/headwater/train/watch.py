@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from headwater.core.cost import estimate
+from headwater.core.cost import Estimate, estimate
 from headwater.core.cut import Cut
 from headwater.core.loads import JobSize
 from headwater.core.plan import Plan
@@ -88,7 +88,6 @@ class Watch:
         self._try_every_s = TRY_AFTER_S
         self._try_at = 0.0
         self._threads = {client.name: int(client.hello()["num_threads"]) for client in clients}
-        self._capacity = {device.name: max(device.cores, device.capacity) for device in rig.nodes}
         self._replanner = Replanner(source.plan, self._cuts, profile, rig, batch_size=size.batch_size)
         self._believed = rig
         self._version = -1
@@ -182,29 +181,28 @@ class Watch:
         return Window(num_chunks, waited, carried, made)
 
     def _made(self, name: str, before: _Reading, now: _Reading) -> float | None:
-        """Rows a second that the node's cores could make, from how long its threads took for those they made.
-
-        Of a row's work, only decoding and inference are timed there; the rest is taken to be slowed down alike.
-        """
+        """Rows a second that the node's cores could make, from how long its threads took for those they made."""
         busy_s, rows, kept = (late - early for late, early in zip(now.busy[name], before.busy[name], strict=True))
         if rows < 1 or busy_s <= 0:
             return None
         if kept:  # what it makes beside kept rows comes in small groups, which cost more a row than planned
             return None
-        timed_s, all_s = self._replanner.row_costs()
-        cores = min(self._threads[name] * timed_s * rows / busy_s, self._capacity[name])
-        return cores / all_s if all_s > 0 else None
+        return self._replanner.node_rows_per_s(name, busy_s / rows, self._threads[name])
 
     def _decide(self, decision: Replan) -> None:
-        """Measure again, plan again, and go over if it pays."""
+        """Plan again, and go over if it pays: as the links are once they are measured with nothing else on them.
+
+        That stops the run for a while, so it is done only if another plan seems to pay, or if a link is faster than it
+        was thought to be: how much faster, a run that does not fill it can't tell.
+        """
         before, believed = self._source.plan, self._believed
         try:
-            with self._source.held():
-                rig = self._measure(decision.rig)
-            placed = all(client.has_prefix() for client in self._clients)
-            best = search(self._open_cuts(), self._profile, rig, replace(self._size, counts_setup=not placed),
-                          codecs=self._codecs, precisions=self._precisions).best  # fmt: skip
-            now = estimate(before, self._cuts, self._profile, rig, self._size)
+            rig = decision.rig
+            now, best = self._compare(before, rig)
+            if _has_faster_link(believed, rig) or worth_switching(now, best):
+                with self._source.held():
+                    rig = self._measure(rig)
+                now, best = self._compare(before, rig)
         except HeadwaterError:
             self._replanner.believe(believed)  # so that the change is seen again
             raise
@@ -223,6 +221,13 @@ class Watch:
         log.warning("%s: going over to another plan (%s, cut at %s), an estimated %.3g times as fast", why,
                     "near the data" if best.plan.uses_storage else "moving nothing", best.plan.cut_name,
                     now.epoch_s / best.epoch_s)  # fmt: skip
+
+    def _compare(self, plan: Plan, rig: Rig) -> tuple[Estimate, Estimate]:
+        """What the plan takes on this rig, and what the best one takes there."""
+        placed = all(client.has_prefix() for client in self._clients)
+        found = search(self._open_cuts(), self._profile, rig, replace(self._size, counts_setup=not placed),
+                       codecs=self._codecs, precisions=self._precisions)  # fmt: skip
+        return estimate(plan, self._cuts, self._profile, rig, self._size), found.best
 
     def _open_cuts(self) -> tuple[Cut, ...]:
         """Those with nothing in front of them that has begun to learn: under an earlier cut, that is allowed."""
@@ -249,6 +254,11 @@ class Watch:
         store = self._measure_store()
         port = measure_port(self._clients, links) if len(links) > 1 else None
         return replace(rig, links=tuple(links), trainer_link=port, store_link=store, trainer_reads=store is not None)
+
+
+def _has_faster_link(before: Rig, after: Rig) -> bool:
+    pairs = zip(before.links, after.links, strict=True)
+    return any(now.down_bytes_per_s > then.down_bytes_per_s for then, now in pairs)
 
 
 def _run(watch: weakref.ref[Watch], stopped: threading.Event) -> None:
