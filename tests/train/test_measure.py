@@ -3,6 +3,7 @@
 import copy
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -137,3 +138,24 @@ def test_what_is_larger_than_a_node_takes_is_not_offered(pictures, start_node):
         assert "1" in offered
         assert "2" not in offered
         assert len(list(job.loader)) == len(job.loader)
+
+
+@pytest.mark.parametrize(("rate", "rel"), [(250_000.0, 1e-3), (2_500_000.0, 0.1), (25_000_000.0, 0.05)])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_way_to_the_store_is_as_fast_as_what_reads_under_way_share(seed, rate, rel):
+    """What has come of reads that end later must not be counted twice."""
+    rng = np.random.default_rng(seed)
+    now, last_start = 0.0, 0.0
+    left = dict(enumerate(rng.lognormal(10, 0.5, measure_module.NUM_READERS)))
+    sizes, done = dict(left), []
+    while left:
+        first = min(left, key=left.__getitem__)
+        step = left[first]
+        now += step * len(left) / rate
+        left = {number: size - step for number, size in left.items() if number != first}
+        done.append((now, int(sizes[first])))
+        thin = len(done) >= measure_module.ENOUGH_READS and now > measure_module.FETCH_S
+        if not thin and not (len(sizes) > measure_module.NUM_SAMPLES and now > measure_module.FETCH_AT_LEAST_S):
+            last_start = now
+            left[len(sizes)] = sizes[len(sizes)] = rng.lognormal(10, 0.5)
+    assert measure_module._rate(done, last_start) == pytest.approx(rate, rel=rel)

@@ -63,7 +63,7 @@ NUM_SAMPLES = 192  # of which a quarter is used for each stage by itself
 NUM_ASKED = 48  # in a chunk that is asked for as a job would
 NODE_BATCH = 16
 LONE_ROWS = 8
-ENOUGH_READS = 2 * NUM_READERS + 1
+ENOUGH_READS, MANY_READS = 2 * NUM_READERS, 4 * NUM_READERS
 FETCH_S, FETCH_AT_LEAST_S = 2.0, 1.0
 MAX_FETCHED = 4000  # samples; more than are read in that time
 SETTLES = 0.3  # of the time of reading: connections are made, and a shaped link lets a first burst through
@@ -455,12 +455,14 @@ def _fetch(samples: Samples) -> _Fetched | None:
 
     done: list[tuple[float, int]] = []
     data: dict[int, bytes] = {}
-    start = cpu = 0.0
+    start = cpu = last_start = 0.0
 
     def timed(number: int) -> None:
+        nonlocal last_start
         taken_s, enough = time.perf_counter() - start, number >= NUM_SAMPLES
         if (enough and taken_s > FETCH_AT_LEAST_S) or (len(done) >= ENOUGH_READS and taken_s > FETCH_S):
             return  # long enough; or a thin link and large samples: these will do
+        last_start = max(last_start, taken_s)
         found = read(refs[number % len(refs)])
         done.append((time.perf_counter() - start, len(found)))
         if number < min(NUM_SAMPLES, len(refs)):
@@ -475,11 +477,22 @@ def _fetch(samples: Samples) -> _Fetched | None:
             cpu_s = time.process_time() - cpu
     except (StoreError, ChangedError):  # no way there, or to something else of the same name
         return None
-    skip = sum(when < SETTLES * done[-1][0] for when, _ in done)
-    skip = max(skip, NUM_READERS) if len(done) > 2 * NUM_READERS else 0
-    begin = done[skip - 1][0] if skip else 0.0
-    num_bytes = sum(size for _, size in done[skip:])
-    return _Fetched(refs, data, max(num_bytes, 1) / max(done[-1][0] - begin, 1e-6), cpu_s / len(done))
+    return _Fetched(refs, data, _rate(done, last_start), cpu_s / len(done))
+
+
+def _rate(done: Sequence[tuple[float, int]], last_start: float) -> float:
+    """Bytes a second of reads under way together, from when each ended and its bytes.
+
+    Of many, those between the end of one read and of another with as many under way at both moments: what had come of
+    them by the first is counted with those that end, what has come of them by the second is not. Of a few, all: the
+    way is thin, and the last of them alone keeps it full.
+    """
+    skip = max(sum(when < SETTLES * last_start for when, _ in done), NUM_READERS)
+    counted = [(when, size) for when, size in done[skip:] if when <= last_start]
+    begin = done[skip - 1][0] if len(counted) >= MANY_READS else 0.0
+    if not begin:
+        counted = list(done)
+    return max(sum(size for _, size in counted), 1) / max(counted[-1][0] - begin, 1e-6)
 
 
 def store_link(samples: Samples, holdings: Holdings | None = None) -> Link | None:
