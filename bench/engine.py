@@ -36,6 +36,7 @@ from headwater.core.cut import Cut, legal_cuts
 from headwater.core.draw import Draw
 from headwater.core.precision import TOLERANCE
 from headwater.core.spec import Boundary
+from headwater.data.cores import cpu_flags
 from headwater.data.layouts import list_samples
 from headwater.data.samples import Samples
 from headwater.data.transforms import Transforms
@@ -47,6 +48,7 @@ from headwater.model.ship import ship
 from headwater.node import engines
 from headwater.node.engine import Engine
 from headwater.node.prefixes import Prefixes, Wanted
+from headwater.node.quantise import VNNI
 
 HEADS = {"alexnet": "classifier.6", "resnet18": "fc", "resnet50": "fc", "mobilenet": "classifier", "lite0": "_fc",
          "vit": "head"}  # fmt: skip
@@ -56,6 +58,7 @@ BATCHES = (4, 16, 32)  # that eager PyTorch is tried with
 ROUND_S = 1.0  # of each side in each round
 NUM_CLASSES = 10
 NUM_CALIBRATION = 64
+NEAR_PEAK = 0.5
 
 
 @dataclass(frozen=True)
@@ -309,8 +312,7 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str, peak: float) -> 
         goals={"geomean_fp32": "≥ 1.5", "geomean_int8": "≥ 2.0"},
         cases=cases,
         bound=f"the core's {peak / 1e9:.0f} GFLOP/s in a large matrix product, measured; fp32 reaches of it: {of_peak}",
-        limited_by="arithmetic where a model is near the bound; memory and small kernels in the others (depthwise "
-        "convolutions, attention); int8 by a CPU that has no instruction for 8-bit products of its own",
+        limited_by=limits(cases),
         notes=[
             f"{what}; 224 px; random weights but for lite0; agreement is of a ridge head with {NUM_CLASSES} classes",
             f"engines on this machine: {engines.versions()}",
@@ -319,6 +321,19 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str, peak: float) -> 
         ],
         draw=lambda path: draw(cases, path),
     )
+
+
+def limits(cases: Sequence[dict[str, Any]]) -> str:
+    """From what was measured: how near to the core's peak fp32 comes, and whether the CPU multiplies bytes."""
+    near, far = ([case["model"] for case in cases if (case["of_peak"] >= NEAR_PEAK) == is_near]
+                 for is_near in (True, False))  # fmt: skip
+    parts = [f"arithmetic: {', '.join(near)}"] if near else []
+    if far:
+        parts.append(f"what is not arithmetic (memory, small kernels; under {NEAR_PEAK:.0%} of the core's peak): "
+                     f"{', '.join(far)}")  # fmt: skip
+    parts.append("int8: the CPU has instructions for products of bytes" if VNNI & cpu_flags() else
+                 "int8: the CPU has no instruction that multiplies and adds bytes in one step (VNNI)")  # fmt: skip
+    return "; ".join(parts)
 
 
 def draw(cases: list[dict[str, Any]], path: Path) -> None:

@@ -30,7 +30,7 @@ _ROWS = 8  # that are calibrated on at once
 # Operators with integer kernels, and those that only pass values on: left out, values would be converted around them.
 _OPERATORS = ("Conv", "Gemm", "MatMul", "Add", "Relu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat",
               "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")  # fmt: skip
-_VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
+VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
 def calibrate(chunk: wire.Chunk, model: bytes) -> dict[str, list[float]]:
@@ -82,7 +82,7 @@ def quantise(model: bytes, ranges: Ranges, outputs: list[str] | None) -> bytes:
         graph,
         per_channel=True,
         # Without VNNI two products of 8 bits are added in 16, which 8-bit weights can overflow; 7-bit ones can't.
-        reduce_range=not (_VNNI & cpu_flags()),
+        reduce_range=not (VNNI & cpu_flags()),
         weight_qType=QuantType.QInt8,
         activation_qType=QuantType.QUInt8,
         tensors_range=known,
