@@ -67,6 +67,7 @@ ENOUGH_READS, MANY_READS = 2 * NUM_READERS, 4 * NUM_READERS
 FETCH_S, FETCH_AT_LEAST_S = 2.0, 1.0
 MAX_FETCHED = 4000  # samples; more than are read in that time
 SETTLES = 0.3  # of the time of reading: connections are made, and a shaped link lets a first burst through
+NO_DRIFT = 1.33
 MAX_DRIFT = 3.0  # more than this is no longer the same machine
 MAX_BATCH = 32  # a training batch beyond this costs the same a row, and more time to measure
 
@@ -191,12 +192,14 @@ def _speeds(
 ) -> tuple[list[float], float]:
     """Of each node and of this machine, against the time of the profile: from decoding some pictures again.
 
-    Machines that others use as well are a quarter faster or slower from one hour to the next.
+    Machines that others use as well are a quarter faster or slower from one second to the next; only more than that
+    says that they are faster or slower for good.
     """
     extraction = Extraction(samples.url, pipeline, None, (pipeline.pixel_spec,), node_batch=NODE_BATCH)
 
     def speed(then_s: float, now_s: float) -> float:
-        return min(max(then_s / now_s, 1 / MAX_DRIFT), MAX_DRIFT) if then_s > 0 and now_s > 0 else 1.0
+        ratio = then_s / now_s if then_s > 0 and now_s > 0 else 1.0
+        return 1.0 if 1 / NO_DRIFT < ratio < NO_DRIFT else min(max(ratio, 1 / MAX_DRIFT), MAX_DRIFT)
 
     def of_node(client: NodeClient) -> float:
         own = refs if holdings is None else spread_out(samples, NUM_SAMPLES, holdings, client.name)
