@@ -141,4 +141,3 @@ def test_requests_for_a_new_cut_that_come_together_load_it_once(tmp_path, monkey
     assert len(loaded) == 1
     assert len(set(map(id, found))) == 1
     assert not held._doors
-    assert prefixes.MAX_ENGINES >= 1
