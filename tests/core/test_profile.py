@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from itertools import pairwise
 
 import pytest
 from hypothesis import given

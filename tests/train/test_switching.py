@@ -11,7 +11,6 @@ import headwater as hw
 from headwater.core.plan import Plan, near_plan
 from headwater.data.transforms import HorizontalFlip, Normalize, RandomResizedCrop, ToFloat, Transforms
 from headwater.errors import ConfigError, PlanError
-from headwater.node import prefixes
 from headwater.node.prefixes import Prefixes
 
 TRANSFORMS = Transforms([RandomResizedCrop(32), HorizontalFlip(), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
