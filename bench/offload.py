@@ -367,7 +367,8 @@ def result(
         "plan_s is not in the rate: a plan and its prefix are used for all epochs; the prefix was exported before"
         + ("" if size.thin_upload else ", and crossed a fast link"),
         "plan: what crosses, where the model is cut, how rows travel; node batch/rows a chunk/chunks ahead",
-        "every side runs the same step: frozen part in inference mode, channels-last, batch-norms folded, one thread",
+        "every side runs the same model and head: no gradients in the frozen part, channels-last weights, batch-norms "
+        "folded, one thread",
         "payload measured on the link: " + ", ".join(f"{rate:g} → {got:.4g} Mbit/s" for rate, got in links.items()),
     ]
     if "ray" in size.sides:

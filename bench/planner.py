@@ -181,7 +181,8 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
             "batch 16; a head is trained, all else is frozen; weights are random but for lite0",
             f"a plan whose first, short run is below {NEAR:g} of the best is not run again; further rounds, beyond "
             f"{ROUNDS}, only where something seems more than {100 * SURELY:g} % ahead of the choice",
-            "num_run cuts were run, num_bounded can't be the best by their bytes alone; worst_per_s is the slowest",
+            "num_run cuts were run, num_bounded can't be the best by their bytes alone; worst_per_s is the slowest "
+            "of both: where it was not run, the most that its bytes allow",
         ],
         draw=lambda path: draw(cases, path),
     )
@@ -199,7 +200,7 @@ def draw(cases: list[dict[str, Any]], path: Path) -> None:
     axis.axhline(1, color="#9aa5b1", linewidth=1)
     axis.axhspan(0.95, 1.05, color="#9aa5b1", alpha=0.2, label="within 5 % of the best cut")
     axis.plot(places, [case["worst_per_s"] / top for case, top in zip(cases, best, strict=True)], "v",
-              color="#c0504d", label="the slowest cut")  # fmt: skip
+              color="#c0504d", label="the slowest cut, or the most that it could give")  # fmt: skip
     axis.plot(places, [case["estimated_per_s"] / top for case, top in zip(cases, best, strict=True)], "x",
               color="#555555", label="the choice, estimated")  # fmt: skip
     axis.plot(places, [case["chosen_per_s"] / top for case, top in zip(cases, best, strict=True)], "o",

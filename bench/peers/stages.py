@@ -65,7 +65,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Bound:
-    """The most pictures a second that any placement allows, by which placement, and what it keeps busy all the time."""
+    """The most pictures a second that any plan allows, with which placement, and what that keeps busy all the time."""
 
     per_s: float
     placement: str
@@ -73,7 +73,7 @@ class Bound:
 
 
 def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
-    """The best that any placement could give if everything overlapped and nothing else cost anything.
+    """The best that any placement a plan can name could give if everything overlapped and nothing else cost anything.
 
     Each placement asks three resources for seconds a picture: the storage core (store and node), the link, and the
     trainer's core. Work on one resource adds up; different resources overlap. So a placement gives at most

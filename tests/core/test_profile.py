@@ -2,13 +2,12 @@
 
 import contextlib
 import json
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.profile import Profile, between, check_profile, profile_faults, spread
+from headwater.core.profile import Profile, check_profile, profile_faults, spread
 from headwater.data import extract
 from headwater.errors import ConfigError
 
@@ -98,21 +97,6 @@ def test_spread_rises_from_zero_to_the_total(total_s, place_s):
     assert curve[0] == 0
     assert curve[-1] == pytest.approx(total_s)
     assert list(curve) == sorted(curve)
-
-
-@given(st.lists(st.floats(0, 10), min_size=1, max_size=10), st.data())
-def test_between_keeps_what_was_measured_and_stays_within_it(weights, data):
-    some = data.draw(st.sets(st.integers(0, len(weights)), max_size=4)) | {0, len(weights)}
-    measured = dict(zip(sorted(some), sorted(data.draw(st.lists(times, min_size=len(some), max_size=len(some)))),
-                        strict=True))  # fmt: skip
-    curve = between(measured, weights)
-    assert all(curve[index] == pytest.approx(value) for index, value in measured.items())
-    assert all(later >= earlier - 1e-9 for earlier, later in pairwise(curve))
-
-
-def test_between_needs_both_ends():
-    with pytest.raises(ConfigError, match="at cuts 0 and 2"):
-        between({0: 0.0}, [1.0, 1.0])
 
 
 def test_how_a_node_is_built_is_what_the_defaults_say(make):

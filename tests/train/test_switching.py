@@ -11,7 +11,6 @@ import headwater as hw
 from headwater.core.plan import Plan, near_plan
 from headwater.data.transforms import HorizontalFlip, Normalize, RandomResizedCrop, ToFloat, Transforms
 from headwater.errors import ConfigError, PlanError
-from headwater.node import prefixes
 from headwater.node.prefixes import Prefixes
 
 TRANSFORMS = Transforms([RandomResizedCrop(32), HorizontalFlip(), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
@@ -141,4 +140,3 @@ def test_requests_for_a_new_cut_that_come_together_load_it_once(tmp_path, monkey
     assert len(loaded) == 1
     assert len(set(map(id, found))) == 1
     assert not held._doors
-    assert prefixes.MAX_ENGINES >= 1

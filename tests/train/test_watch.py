@@ -12,6 +12,7 @@ from headwater.core.plan import Plan, near_plan
 from headwater.core.replan import Replan
 from headwater.core.rig import Link
 from headwater.data.transforms import Normalize, Resize, ToFloat, Transforms
+from headwater.errors import UnreachableError
 from headwater.train import watch
 
 SLOW, FAST = Link(2e4, 2e4), Link(1e9, 1e9)
@@ -59,6 +60,49 @@ def test_a_slow_link_makes_it_cut_where_less_crosses(job):
     assert (switch.before, switch.after, switch.why) == (NOTHING, job.plan, ("because",))
     assert job.plan.prefix == "storage"
     assert len(list(batches)) == len(job.loader) - 1
+
+
+@pytest.fixture
+def holds(job, monkeypatch):
+    """How often the run was held."""
+    found, held = [], job._source.held
+    monkeypatch.setattr(job._source, "held", lambda: found.append(1) or held())
+    return found
+
+
+def test_a_run_is_held_only_if_another_plan_may_pay(job, holds):
+    known = job._watch._believed
+    decide(job, replace(known, nodes=(replace(known.nodes[0], speed=0.02),)))
+    assert (holds, job.switches) == ([], [])
+    decide(job, slow(job))
+    assert (len(holds), len(job.switches)) == (1, 1)
+
+
+def test_a_slow_way_to_a_node_need_not_be_one_to_the_store(job, holds):
+    """With one node it seems so; only measuring can tell."""
+    decide(job, slow(job))
+    near = job.plan
+    assert near.uses_storage
+    job._watch._believed = replace(rig(job, FAST), nodes=job.measured.rig.nodes)
+    job.now = replace(job._watch._believed, links=(Link(2.0, 2.0),))  # the store's is as fast as ever
+    job._watch._decide(Replan(replace(job.now, store_link=Link(2.0, 2.0)), ("because",)))
+    assert len(holds) == 2
+    assert not job.plan.uses_storage
+
+
+def test_a_plan_that_can_not_be_adopted_is_as_if_nothing_was_decided(job, monkeypatch):
+    def refuse(plan, unless=None):
+        raise UnreachableError("away")
+
+    withdrawn = []
+    monkeypatch.setattr(job._source, "adopt", refuse)
+    monkeypatch.setattr(job._watch._replanner, "withdraw", lambda: withdrawn.append(1))
+    before = job._watch._believed
+    with pytest.raises(UnreachableError):
+        decide(job, slow(job))
+    assert withdrawn
+    assert job._watch._believed == before
+    assert len(list(job.loader)) == len(job.loader)
 
 
 def test_a_layer_that_learns_by_now_is_not_moved(job):

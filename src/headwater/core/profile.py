@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
 from typing import Any
 
 from headwater.core import form
@@ -255,24 +254,6 @@ def spread(total_s: float, place_s: Sequence[float]) -> tuple[float, ...]:
     for index, each in enumerate(place_s, start=1):
         so_far += each
         result.append(total_s * (so_far / whole if whole > 0 else index / len(place_s)))
-    return tuple(result)
-
-
-def between(measured: Mapping[int, float], weights: Sequence[float]) -> tuple[float, ...]:
-    """A value for every cut from those of a few: on a line between the nearest two, by the weights of the places.
-
-    `weights` are relative costs of the places (operations, or rough times); the first and the last cut must be among
-    the measured.
-    """
-    last = len(weights)
-    if 0 not in measured or last not in measured or any(not 0 <= index <= last for index in measured):
-        raise ConfigError(f"values are needed at cuts 0 and {last}, and at none outside; got {sorted(measured)}")
-    result = [0.0] * (last + 1)
-    for start, stop in pairwise(sorted(measured)):
-        curve = spread(1.0, weights[start:stop])
-        for index in range(start, stop + 1):
-            result[index] = measured[start] + (measured[stop] - measured[start]) * curve[index - start]
-    result[0], result[last] = measured[0], measured[last]
     return tuple(result)
 
 

@@ -8,7 +8,8 @@ What holds (tests/core/test_replan.py explores it exhaustively):
 1. A rate within a quarter of what is believed never leads to a decision, nor does one window alone.
 2. After a decision the new rate is what is believed: the same rate, sustained, leads to no second one, unless it is
    measured anew (`believe`) and found to be as before.
-3. Between two decisions at least `min_chunks` chunks pass; twice as many after each that left the plan as it was.
+3. Between two decisions at least `min_chunks` chunks pass; twice as many after each that left the plan as it was. One
+   that was withdrawn does not count.
 4. A rate that is lower only because nobody asked for more (the trainer did not wait), because there was no more to
    carry (the node made no more) or because the run was never meant to fill the link is not taken for a slow link.
 5. A link that is believed as fast as when the run began is never tried; one that was tried is never believed slower.
@@ -39,8 +40,8 @@ MIN_GAIN = 0.05  # estimates differ from the truth by more than smaller gains
 class Window:
     """What was measured over a few chunks.
 
-    link_bytes_per_s   per node, of its link towards the trainer while rows were on it: bytes over the seconds during
-                       which at least one reply was arriving
+    link_bytes_per_s   per node, what came over its link in the window; less than the link could carry if there was not
+                       always something on it
     node_rows_per_s    per node, of its cores while they worked (`Replanner.node_rows_per_s`)
     wait_fraction      of the window's time that the training loop stood waiting for rows
     store_bytes_per_s  of samples that the trainer read by itself, where the plan moves nothing
@@ -103,6 +104,7 @@ class Replanner:
         self._min_chunks = self._pause = min_chunks
         self._rig = self._first = rig
         self._since = min_chunks  # chunks since the last decision; the first may come as soon as it is sure
+        self._before = rig, min_chunks  # before the last decision
         self._streaks: dict[tuple[str, str], _Streak] = {}
         self._plan = plan
         self._price()
@@ -115,6 +117,11 @@ class Replanner:
     def believe(self, rig: Rig) -> None:
         """The rig was measured anew."""
         self._rig = rig
+        self._price()
+
+    def withdraw(self) -> None:
+        """The last decision could not be carried out: as if it had not been taken."""
+        self._rig, self._since = self._before
         self._price()
 
     def adopted(self, plan: Plan) -> None:
@@ -140,7 +147,7 @@ class Replanner:
         self._link_share = {name: s / steady_s for kind, each, s in loads if kind == LINK_DOWN and each is not None
                             for name in each.names}  # fmt: skip
 
-    def node_rows_per_s(self, name: str, thread_s: float, num_threads: int) -> float:
+    def node_rows_per_s(self, name: str, thread_s: float, num_threads: float) -> float:
         """What a node could make of the plan's rows, whose threads took `thread_s` for decoding and inference of each.
 
         Those threads share the cores with what else a row costs there: reading, sending, the store. So at the speed
@@ -188,6 +195,7 @@ class Replanner:
         """Believe what is sure, unless the last decision was just now."""
         if not sure or self._since < self._pause:
             return []
+        self._before = self._rig, self._since
         self._rig, why = self._changed(sure)
         self._since = 0
         self._price()

@@ -292,8 +292,8 @@ class Node(flight.FlightServerBase):
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         child.wait(timeout=SIGN_OF_LIFE_S)
                 if child.returncode != 0:
-                    raise RefusedError(f"the measurement ended with exit code {child.returncode}; is it memory? try a "
-                                       f"smaller node_batch than {request.chunk.extraction.node_batch}")  # fmt: skip
+                    raise RefusedError(f"the measurement ended with exit code {child.returncode}; is it memory? give "
+                                       "the node more, or name a cut (cut=…), which measures nothing")  # fmt: skip
                 answer.seek(0)
                 yield wire.blob_batch(b""), answer.read()
             finally:

@@ -13,9 +13,10 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -23,11 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from headwater.core import codecs
 from headwater.core.cut import Cut, legal_cuts
 from headwater.core.draw import Draw
 from headwater.core.precision import FULL, Deviation
 from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts, check_profile, profile_faults, spread
 from headwater.core.rig import Device, Link, Rig
+from headwater.core.spec import TensorSpec
 from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import NUM_READERS
 from headwater.data.holdings import Holdings
@@ -64,10 +67,11 @@ NUM_ASKED = 48  # in a chunk that is asked for as a job would
 NODE_BATCH = 16
 LONE_ROWS = 8
 ENOUGH_READS, MANY_READS = 2 * NUM_READERS, 4 * NUM_READERS
-FETCH_S, FETCH_AT_LEAST_S = 2.0, 1.0
+FETCH_S, FETCH_AT_LEAST_S, FETCH_AT_MOST_S = 2.0, 1.0, 6.0  # no read is begun after the last
+SLOW_READ_S, FEW_READERS = 0.5, 4  # a first read that takes so long: many at once would take for ever
 MAX_FETCHED = 4000  # samples; more than are read in that time
 SETTLES = 0.3  # of the time of reading: connections are made, and a shaped link lets a first burst through
-NO_DRIFT = 1.33
+NO_DRIFT = 1.33  # decoding the same pictures took 2.45 to 3.05 ms each in six tries on one shared core (measured)
 MAX_DRIFT = 3.0  # more than this is no longer the same machine
 MAX_BATCH = 32  # a training batch beyond this costs the same a row, and more time to measure
 
@@ -160,7 +164,7 @@ def measure(
         profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, shipped, export_s,
                            float(hellos[0]["cores"]), refs, fetched, progress, precision, holdings)  # fmt: skip
         if len(clients) > 1:  # only the first was measured
-            speeds, _ = _speeds(profile, pipeline, samples, holdings, clients, refs, None, seed)
+            speeds, _ = _speeds(profile, pipeline, samples, holdings, clients, refs, None, seed, no_drift=1.0)
         if precision in profile.node.prefix_s or shipped is None:  # without it, the reason is wanted again next time
             path.parent.mkdir(parents=True, exist_ok=True)
             scratch = path.with_suffix(f".{os.getpid()}")
@@ -189,17 +193,17 @@ def _speeds(
     refs: Sequence[SampleRef],
     fetched: _Fetched | None,
     seed: int,
+    no_drift: float = NO_DRIFT,
 ) -> tuple[list[float], float]:
     """Of each node and of this machine, against the time of the profile: from decoding some pictures again.
 
-    Machines that others use as well are a quarter faster or slower from one second to the next; only more than that
-    says that they are faster or slower for good.
+    A ratio below `no_drift`, either way, counts as the same speed.
     """
     extraction = Extraction(samples.url, pipeline, None, (pipeline.pixel_spec,), node_batch=NODE_BATCH)
 
     def speed(then_s: float, now_s: float) -> float:
         ratio = then_s / now_s if then_s > 0 and now_s > 0 else 1.0
-        return 1.0 if 1 / NO_DRIFT < ratio < NO_DRIFT else min(max(ratio, 1 / MAX_DRIFT), MAX_DRIFT)
+        return 1.0 if 1 / no_drift < ratio < no_drift else min(max(ratio, 1 / MAX_DRIFT), MAX_DRIFT)
 
     def of_node(client: NodeClient) -> float:
         own = refs if holdings is None else spread_out(samples, NUM_SAMPLES, holdings, client.name)
@@ -317,10 +321,9 @@ def _profile(
             decode_s=local.get("decode_s", float(found["decode_s"])),
             finish_s=local["finish_s"],
             fetch_s=local.get("fetch_s", 0.0),
-            fetch_wait_s=local.get("fetch_wait_s", 0.0),
             receive_s_per_byte=receive_s_per_byte,
             receive_s_per_row=receive_s_per_row,
-            decode_s_per_byte={name: float(cost) for name, cost in found["encode_s_per_byte"].items()},
+            decode_s_per_byte=_decode_costs(found["encode_s_per_byte"], pipeline),
             suffix_s=curves,
         ),
         sizes=Sizes(
@@ -463,7 +466,8 @@ def _fetch(samples: Samples) -> _Fetched | None:
     def timed(number: int) -> None:
         nonlocal last_start
         taken_s, enough = time.perf_counter() - start, number >= NUM_SAMPLES
-        if (enough and taken_s > FETCH_AT_LEAST_S) or (len(done) >= ENOUGH_READS and taken_s > FETCH_S):
+        is_thin = taken_s > FETCH_S and (len(done) >= ENOUGH_READS or taken_s > FETCH_AT_MOST_S)
+        if (enough and taken_s > FETCH_AT_LEAST_S) or is_thin:
             return  # long enough; or a thin link and large samples: these will do
         last_start = max(last_start, taken_s)
         found = read(refs[number % len(refs)])
@@ -473,12 +477,15 @@ def _fetch(samples: Samples) -> _Fetched | None:
 
     try:
         store = open_store(samples.url)
-        with ThreadPoolExecutor(NUM_READERS) as pool:
-            read(refs[0])  # connects; and where nothing answers, one read tells
+        start = time.perf_counter()
+        read(refs[0])  # connects; and where nothing answers, one read tells
+        num_readers = NUM_READERS if time.perf_counter() - start < SLOW_READ_S else FEW_READERS
+        with ThreadPoolExecutor(num_readers) as pool:
             start, cpu = time.perf_counter(), time.process_time()
             list(pool.map(timed, range(MAX_FETCHED)))
             cpu_s = time.process_time() - cpu
-    except (StoreError, ChangedError):  # no way there, or to something else of the same name
+    except (StoreError, ChangedError) as error:  # no way there, or to something else of the same name
+        log.info("plans that move nothing are left out, since samples can't be read from here: %s", error)
         return None
     return _Fetched(refs, data, _rate(done, last_start), cpu_s / len(done))
 
@@ -538,6 +545,17 @@ def _local_costs(pipeline: Transforms, fetched: _Fetched | None, seed: int) -> d
             continue
     found["decode_s"] = (time.thread_time() - start) / max(done, 1)
     return found
+
+
+def _decode_costs(names: Iterable[str], pipeline: Transforms) -> dict[str, float]:
+    """CPU-seconds here for each byte that a codec gives back."""
+    spec = TensorSpec("rows", pipeline.pixel_spec.shape, "float32")
+    rows = np.random.default_rng(0).random((8, *spec.shape), np.float32)
+    costs = {}
+    for name in names:
+        columns = codecs.encode(name, [rows], (spec,))
+        costs[name] = _cpu_s(partial(codecs.decode, name, columns, (spec,)), 0.1) / rows.nbytes
+    return costs
 
 
 def _receive_cost(client: NodeClient) -> float:

@@ -110,7 +110,7 @@ class Source:
         self._setting = setting
         self._job = uuid.uuid4().hex
         self._lock = threading.Lock()
-        self._adopting = threading.Lock()
+        self._adopting = threading.RLock()  # again by whoever holds the run
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self._closed = Event()
         self._host: HostWorker | None = None
@@ -163,7 +163,7 @@ class Source:
     def held(self) -> Iterator[None]:
         """Nothing is asked for inside this block, so that links can be measured; what is under way is dropped.
 
-        Afterwards the loader goes on where it was, under the plan that is in use then.
+        Afterwards the loader goes on where it was, under the plan that is in use then; `adopt` works inside, too.
         """
         with self._adopting:
             try:

@@ -1,4 +1,4 @@
-"""Watches a run: when it goes otherwise than planned, measures the links anew and plans again.
+"""Watches a run: when it goes otherwise than planned, plans again; where that may pay, links are measured first.
 
 Owns the clock and the counters around `core.replan`, which decides. Windows are long enough for a few chunks; a
 decision is carried out between two batches (`Source.held`, `Source.adopt`), and the batches stay what they were.
@@ -87,7 +87,13 @@ class Watch:
         self._check_cut = check_cut
         self._try_every_s = TRY_AFTER_S
         self._try_at = 0.0
-        self._threads = {client.name: int(client.hello()["num_threads"]) for client in clients}
+        # Of each node: its threads, as many as go with the part of its cores that is this trainer's.
+        hellos = {client.name: client.hello() for client in clients}
+        self._threads = {
+            device.name: int(hellos[device.name]["num_threads"]) * device.cores / float(hellos[device.name]["cores"])
+            for device in rig.nodes
+        }
+        self._placed = self._is_placed()
         self._replanner = Replanner(source.plan, self._cuts, profile, rig, batch_size=size.batch_size)
         self._believed = rig
         self._version = -1
@@ -190,44 +196,65 @@ class Watch:
         return self._replanner.node_rows_per_s(name, busy_s / rows, self._threads[name])
 
     def _decide(self, decision: Replan) -> None:
-        """Plan again, and go over if it pays: as the links are once they are measured with nothing else on them.
+        """Go over to another plan if one pays on the links as they are, measured with nothing else on them.
 
-        That stops the run for a while, so it is done only if another plan seems to pay, or if a link is faster than it
-        was thought to be: how much faster, a run that does not fill it can't tell.
+        Measuring stops the run for a while, so it is done only if another plan may pay. If it can't be done, or the
+        plan can't be adopted, nothing was decided, and the change is seen again.
         """
-        before, believed = self._source.plan, self._believed
+        before, rig = self._source.plan, decision.rig
+        why = "; ".join(decision.why)
+        adopted = before
         try:
-            rig = decision.rig
-            now, best = self._compare(before, rig)
-            if _has_faster_link(believed, rig) or worth_switching(now, best):
+            if self._may_pay(before, rig):
                 with self._source.held():
                     rig = self._measure(rig)
-                now, best = self._compare(before, rig)
+                    self._placed = self._is_placed()
+                    now, best = self._compare(before, rig)
+                    if best.plan != before and worth_switching(now, best):
+                        self._check_cut(best.plan.cut)  # again: it may have begun to learn meanwhile
+                        if not self._source.adopt(best.plan, unless=self._stopped):
+                            return
+                        adopted = best.plan
         except HeadwaterError:
-            self._replanner.believe(believed)  # so that the change is seen again
+            self._replanner.withdraw()
             raise
         self._replanner.believe(rig)
         self._believed = rig
-        why = "; ".join(decision.why)
-        if best.plan == before or not worth_switching(now, best):
+        self._replanner.adopted(adopted)
+        if adopted == before:
             log.info("%s; the plan stays", why)
-            self._replanner.adopted(before)
             return
-        self._check_cut(best.plan.cut)  # again: what is in front of it may have begun to learn meanwhile
-        if not self._source.adopt(best.plan, unless=self._stopped):
-            return
-        self._replanner.adopted(best.plan)
-        self.switches.append(Switch(decision.why, before, best.plan, self._source.num_rows))
+        self.switches.append(Switch(decision.why, before, adopted, self._source.num_rows))
         log.warning("%s: going over to another plan (%s, cut at %s), an estimated %.3g times as fast", why,
-                    "near the data" if best.plan.uses_storage else "moving nothing", best.plan.cut_name,
+                    "near the data" if adopted.uses_storage else "moving nothing", adopted.cut_name,
                     now.epoch_s / best.epoch_s)  # fmt: skip
+
+    def _may_pay(self, plan: Plan, rig: Rig) -> bool:
+        """Whether measuring could lead to another plan.
+
+        It could if a link is faster than it was thought to be: how much faster, a run that does not fill it can't tell.
+        And a link that got slower may or may not share its way with the store's: both are looked at.
+        """
+        apart = replace(rig, store_link=self._believed.store_link, trainer_link=self._believed.trainer_link)
+        return _has_faster_link(self._believed, rig) or any(
+            worth_switching(*self._compare(plan, each)) for each in (rig, apart)
+        )
 
     def _compare(self, plan: Plan, rig: Rig) -> tuple[Estimate, Estimate]:
         """What the plan takes on this rig, and what the best one takes there."""
-        placed = all(client.has_prefix() for client in self._clients)
-        found = search(self._open_cuts(), self._profile, rig, replace(self._size, counts_setup=not placed),
+        found = search(self._open_cuts(), self._profile, rig, replace(self._size, counts_setup=not self._placed),
                        codecs=self._codecs, precisions=self._precisions)  # fmt: skip
         return estimate(plan, self._cuts, self._profile, rig, self._size), found.best
+
+    def _is_placed(self) -> bool:
+        """Whether every node that answers has the file of all cuts."""
+        for client in self._clients:
+            try:
+                if not client.has_prefix():
+                    return False
+            except HeadwaterError:
+                continue  # away for now; the feed asks it again and again
+        return True
 
     def _open_cuts(self) -> tuple[Cut, ...]:
         """Those with nothing in front of them that has begun to learn: under an earlier cut, that is allowed."""
@@ -243,7 +270,7 @@ class Watch:
 
     def _measure(self, rig: Rig) -> Rig:
         """Links, port and the way to the store as they are now, with nothing else on them."""
-        links = []
+        links, there = [], []
         for client, known in zip(self._clients, rig.links, strict=True):
             try:
                 down, up, latency_s = client.measure_link(MEASURE_S)
@@ -251,8 +278,11 @@ class Watch:
                 links.append(known)  # away for now; the feed asks it again and again
             else:
                 links.append(Link(down, up, latency_s))
+                there.append((client, links[-1]))
         store = self._measure_store()
-        port = measure_port(self._clients, links) if len(links) > 1 else None
+        port = rig.trainer_link
+        if len(there) > 1:
+            port = measure_port([client for client, _ in there], [link for _, link in there])
         return replace(rig, links=tuple(links), trainer_link=port, store_link=store, trainer_reads=store is not None)
 
 

@@ -42,7 +42,8 @@ class Fp16:
 def _halves(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
     """The same bits as `astype(np.float16)`, for values that are finite and fit.
 
-    NumPy converts one value at a time, and takes ten times as long for those below 2^-14, which features are full of.
+    NumPy takes 3 to 6 ns for a value, and 64 to 69 ns for one below 2^-14, which features are full of; this takes 3 to
+    7 ns for either (measured, one core).
     """
     halves = np.empty(rows.shape, np.float16)
     given, made = rows.reshape(-1).view(np.uint32), halves.reshape(-1).view(np.uint16)
