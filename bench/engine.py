@@ -36,7 +36,6 @@ from headwater.core.cut import Cut, legal_cuts
 from headwater.core.draw import Draw
 from headwater.core.precision import TOLERANCE
 from headwater.core.spec import Boundary
-from headwater.data.cores import cpu_flags
 from headwater.data.layouts import list_samples
 from headwater.data.samples import Samples
 from headwater.data.transforms import Transforms
@@ -48,7 +47,7 @@ from headwater.model.ship import ship
 from headwater.node import engines
 from headwater.node.engine import Engine
 from headwater.node.prefixes import Prefixes, Wanted
-from headwater.node.quantise import VNNI
+from headwater.node.quantise import has_vnni
 
 HEADS = {"alexnet": "classifier.6", "resnet18": "fc", "resnet50": "fc", "mobilenet": "classifier", "lite0": "_fc",
          "vit": "head"}  # fmt: skip
@@ -331,7 +330,7 @@ def limits(cases: Sequence[dict[str, Any]]) -> str:
     if far:
         parts.append(f"what is not arithmetic (memory, small kernels; under {NEAR_PEAK:.0%} of the core's peak): "
                      f"{', '.join(far)}")  # fmt: skip
-    parts.append("int8: the CPU has instructions for products of bytes" if VNNI & cpu_flags() else
+    parts.append("int8: the CPU has instructions for products of bytes" if has_vnni() else
                  "int8: the CPU has no instruction that multiplies and adds bytes in one step (VNNI)")  # fmt: skip
     return "; ".join(parts)
 

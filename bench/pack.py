@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,14 @@ from bench.result import Result
 from bench.rig import RigError
 from bench.rig import node as nodes
 from bench.rig.python import python_env
+from headwater.core.tuning import Candidate
 from headwater.data.samples import Samples
 from headwater.data.shards.pack import pack
 from headwater.data.shards.reading import read_sample
 from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
 from headwater.node.engine import Engine
+from headwater.train.client import NodeClient
 
 BATCH = 32
 CLASSES = 100
@@ -78,7 +80,10 @@ def run(*, quick: bool, console: Console) -> Result:
                       f"{job.describe()}; {repeats} rounds, all sides in each")  # fmt: skip
         for name in folders:
             _check_equal(jobs[f"{name}_packed"], jobs[f"{name}_jpeg"])
-        stages = Stages(job.samples, transforms, prefix_of(model, job.plan.cut), job.cuts[job.plan.cut].boundary)
+        with closing(NodeClient(address)) as client:
+            chosen = client.hello()["prefixes"][-1]
+        way = Candidate(chosen["engine"], chosen["threads"], chosen["batch"])
+        stages = Stages(job.samples, transforms, prefix_of(model, job.plan.cut), job.cuts[job.plan.cut].boundary, way)
         cases = measure(jobs, stages, cores, repeats, console)
     return _result(quick, cases, what, sizes, num_pictures / pack_s)
 
@@ -185,11 +190,12 @@ def _check_equal(packed: hw.Job, jpeg: hw.Job) -> None:
 class Stages:
     """The packed side's work, one stage after the other in this thread."""
 
-    def __init__(self, samples: Samples, transforms: Transforms, prefix: bytes, boundary: Any) -> None:
+    def __init__(self, samples: Samples, transforms: Transforms, prefix: bytes, boundary: Any, way: Candidate) -> None:
+        """`way`: how the node runs the prefix."""
         self._store = open_store(samples.url)
         self._refs = samples.take(range(min(8 * BATCH, len(samples))))
         self._transforms = transforms
-        self._engine, self._boundary = Engine(prefix), boundary
+        self._engine, self._boundary = Engine(prefix, way=way), boundary
         self._pixels = np.stack([transforms.pixels(read_sample(self._store, ref), ref.key) for ref in self._refs])
         self._rows = transforms.finish(self._pixels[:BATCH])
 

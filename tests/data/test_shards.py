@@ -576,3 +576,13 @@ def test_an_interrupted_pack_to_an_object_store_goes_on(pictures: Path, s3: str)
     assert done.num_kept >= 3
     assert read_manifest(open_store(f"{s3}/packed")).num_samples == 50
     _assert_same(str(pictures), f"{s3}/packed", FIXED)
+
+
+def test_two_packs_into_one_folder_do_not_meet(source: Path, target: Path) -> None:
+    target.mkdir()
+    with (
+        open_store(str(target)).alone(),
+        pytest.raises(ConfigError, match=r"another process is writing .*choose another folder"),
+    ):
+        pack(str(source), str(target), FIXED)
+    pack(str(source), str(target), FIXED)

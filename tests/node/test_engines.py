@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper as make
 
@@ -73,7 +73,7 @@ def test_every_engine_gives_the_rows_of_pytorch(name, engine):
         assert np.abs(tensor - wanted).max() <= 1e-4 * max(1.0, np.abs(wanted).max())
 
 
-@settings(max_examples=15)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(num_rows=st.integers(1, 20), batch=st.integers(1, 9))
 def test_rows_in_pieces_are_the_rows_at_once(build, num_rows, batch):
     rows = np.random.default_rng(num_rows).random((num_rows, 3, 8, 8), np.float32)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from headwater.node.tuning import Subject, Tuning, _told
 
 @pytest.fixture
 def prefix(build, tmp_path):
-    """A model that is no trifle: a convolution, on disk."""
+    """A model that is no trifle: convolutions, on disk."""
     path = tmp_path / "prefix.onnx"
     path.write_bytes(convolution(build))
     return path
@@ -31,10 +32,14 @@ def convolution(build, last=None):
     weights = np.random.default_rng(0).normal(size=(64, 3, 3, 3)).astype(np.float32)
     more = np.random.default_rng(1).normal(size=(3, 64, 3, 3)).astype(np.float32)
     output = "mean" if last is None else "d"
+    again = (np.random.default_rng(2).normal(size=(64, 64, 3, 3)) / 24).astype(np.float32)
+    names = ["b", *(f"m{number}" for number in range(24))]  # many with one weight: a small file, and much to do
     nodes = [make.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4), make.make_node("Relu", ["a"], ["b"]),
-             make.make_node("Conv", ["b", "v"], ["c"], pads=[1] * 4),
+             *(make.make_node("Conv", [before, "m"], [after], pads=[1] * 4) for before, after in pairwise(names)),
+             make.make_node("Conv", [names[-1], "v"], ["c"], pads=[1] * 4),
              make.make_node("ReduceMean", ["c"], [output], axes=[2, 3], keepdims=0)]  # fmt: skip
-    tensors = [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(more, "v")]
+    tensors = [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(more, "v"),
+               numpy_helper.from_array(again, "m")]  # fmt: skip
     return build.model(nodes + ([last] if last else []), tensors)
 
 

@@ -11,7 +11,7 @@ import headwater as hw
 from headwater.core.plan import Plan, near_plan
 from headwater.data.transforms import HorizontalFlip, Normalize, RandomResizedCrop, ToFloat, Transforms
 from headwater.errors import ConfigError, PlanError
-from headwater.node.prefixes import Prefixes
+from headwater.node.prefixes import Prefixes, Wanted, _Loaded
 
 TRANSFORMS = Transforms([RandomResizedCrop(32), HorizontalFlip(), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
 
@@ -128,11 +128,11 @@ def test_requests_for_a_new_cut_that_come_together_load_it_once(tmp_path, monkey
     def load(key):
         loaded.append(key)
         time.sleep(0.05)
-        return held._remember(key, object())
+        return held._remember(key, _Loaded(object(), None))
 
     monkeypatch.setattr(held, "_load", load)
     found = []
-    threads = [threading.Thread(target=lambda: found.append(held.engine("d", ("a",)))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(held.engine(Wanted("d", ("a",))))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -7,6 +7,8 @@ reads a row compares the whole key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,7 +16,8 @@ Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 
 ABSENT = -1
-_MERGE_FROM = 4096  # rows that are looked up one by one until they are merged with the others
+# Rows that are looked up one by one until they are merged with the others: a quarter of those, within these.
+_MERGE_FROM, _MERGE_AT = 4096, 1 << 17
 
 
 def place(segment: int, position: int) -> int:
@@ -49,8 +52,14 @@ class Index:
             return
         recent = self._state[2]
         recent.update(zip(hashes.tolist(), range(first, first + len(hashes)), strict=True))
-        if len(recent) > max(_MERGE_FROM, len(self._state[0]) // 4):
+        if len(recent) > max(_MERGE_FROM, min(len(self._state[0]) // 4, _MERGE_AT)):
             self._merge()
+
+    def add_all(self, parts: Sequence[tuple[Hashes, int]]) -> None:
+        """Whole segments, sorted once; of each its hashes and its number."""
+        if parts:
+            places = [np.arange(len(hashes), dtype=np.int64) + place(segment, 0) for hashes, segment in parts]
+            self._merge(np.concatenate([hashes for hashes, _ in parts]), np.concatenate(places))
 
     def forget(self, hashes: Hashes) -> None:
         """These are no longer where they were."""

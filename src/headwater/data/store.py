@@ -6,6 +6,8 @@ May import `headwater.errors` and obstore.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -100,6 +102,23 @@ class Store:
     def is_local(self) -> bool:
         """Whether the objects are files that this machine sees."""
         return self._root is not None
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep others who ask for the same from this folder; only files of this machine can be locked."""
+        if self._root is None:
+            yield
+            return
+        folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another process is writing to {self._shown}; wait for it, or choose another "
+                                  "folder") from None  # fmt: skip
+            yield
+        finally:
+            os.close(folder)
 
     def _local_root(self) -> str | None:
         if not self.url.startswith("file://"):

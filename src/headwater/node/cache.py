@@ -139,7 +139,9 @@ class Cache:
                     segment.read(at & 0xFFFFFFFF, record)
             good = whole(records, keys[numbers])
             if not good.all():
-                self._note_damage(there, keys[numbers[~good], 0])
+                held = np.array([at >> 32 in there.segments for at in places[numbers].tolist()])
+                if (~good & held).any():  # others were pushed out just now
+                    self._note_damage(there, keys[numbers[~good & held], 0])
                 numbers, records = numbers[good], records[good]
             if len(numbers):
                 yield numbers, unpack(records, shelf.columns)
@@ -275,9 +277,8 @@ class Cache:
                 self._remove(number)
             return
         for number in numbers:
-            segment = Segment(there.folder, number, there.record_bytes)
-            there.index.add(segment.hashes(), number, 0)
-            there.segments[number] = there.last = segment
+            there.segments[number] = there.last = Segment(there.folder, number, there.record_bytes)
+        there.index.add_all([(segment.hashes(), number) for number, segment in there.segments.items()])
 
     def _remove(self, number: int) -> None:
         """A segment and, with the last one, its shelf."""

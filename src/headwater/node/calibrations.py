@@ -20,8 +20,8 @@ from typing import Any
 
 from headwater.data import wire
 from headwater.errors import RefusedError
-from headwater.node.child import Children
-from headwater.node.quantise import Ranges
+from headwater.node.child import Children, is_alive
+from headwater.node.quantise import Ranges, has_vnni
 
 FORMAT = "headwater-int8 1"  # part of every name: raise it when another file is made of the same ranges
 _WITHIN_S = 600.0  # a slow device with a large model
@@ -34,6 +34,10 @@ class Calibrations:
         self._folder = folder
         self._max_bytes = max_bytes
         self._children = Children()
+        self._lock = threading.Lock()
+        for leftover in folder.glob("*.part"):
+            if not is_alive(leftover.name.rpartition(".part")[0].rpartition(".")[2].partition("-")[0]):
+                leftover.unlink(missing_ok=True)  # cut short by a kill
 
     def has(self, prefix: str, calibration: str) -> bool:
         return self._path(prefix, calibration).exists()
@@ -43,17 +47,23 @@ class Calibrations:
         digest = request.chunk.extraction.prefix
         assert digest is not None
         target = self._path(digest, request.digest)
-        if target.exists():
-            return
-        said = self._ask({"request": request.dumps().decode(), "path": str(path)})
-        self._folder.mkdir(parents=True, exist_ok=True)
-        scratch = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
-        scratch.write_text(json.dumps({"format": FORMAT, "ranges": said["ranges"]}))
-        scratch.replace(target)
+        with self._lock:  # many chunks may miss it at once; it takes the memory of a whole prefix
+            if target.exists():
+                return
+            said = self._ask({"request": request.dumps().decode(), "path": str(path)})
+            scratch = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                scratch.write_text(json.dumps({"format": FORMAT, "ranges": said["ranges"]}))
+                scratch.replace(target)
+            except OSError as error:
+                scratch.unlink(missing_ok=True)
+                raise RefusedError(f"the calibration can't be kept: {error.strerror}; make room on the node's disk, "
+                                   "or use fp32") from None  # fmt: skip
 
     def file(self, prefix: str, calibration: str, outputs: Sequence[str] | None, path: Path) -> Path:
         """The int8 file of the prefix at `path` that gives these outputs; made if need be."""
-        key = hashlib.sha256(json.dumps([FORMAT, prefix, calibration, outputs]).encode()).hexdigest()
+        key = hashlib.sha256(json.dumps([FORMAT, prefix, calibration, outputs, has_vnni()]).encode()).hexdigest()
         for found in self._folder.glob(f"{key}-*.onnx"):
             if found.stem == f"{key}-{hashlib.sha256(found.read_bytes()).hexdigest()}":
                 return found
@@ -65,6 +75,9 @@ class Calibrations:
                        "outputs": None if outputs is None else list(outputs)})  # fmt: skip
             target = self._folder / f"{key}-{hashlib.sha256(scratch.read_bytes()).hexdigest()}.onnx"
             scratch.replace(target)
+        except OSError as error:
+            raise RefusedError(f"an int8 prefix can't be kept: {error.strerror}; make room on the node's disk, or use "
+                               "fp32") from None  # fmt: skip
         finally:
             scratch.unlink(missing_ok=True)
         self._make_room(target)

@@ -23,11 +23,21 @@ class Children:
         self._lock = threading.Lock()
         self._closed = False
 
+    @property
+    def closed(self) -> bool:
+        """Whether children are ended rather than waited for."""
+        return self._closed
+
     def run(self, module: str, request: bytes, within_s: float) -> tuple[int, bytes]:
         """Its exit code and all that it said; killed if it takes longer."""
-        with tempfile.TemporaryFile() as answer:  # nobody reads before it has ended, and a pipe would fill up
+        with (
+            tempfile.TemporaryDirectory(prefix="headwater-child-") as folder,  # gone with it, however it ends
+            tempfile.TemporaryFile() as answer,  # nobody reads before it has ended, and a pipe would fill up
+        ):
+            # In a session of its own: Ctrl-C is the node's to answer, which then ends its children.
             child = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=answer,
-                                     stderr=subprocess.DEVNULL)  # fmt: skip
+                                     stderr=subprocess.DEVNULL, start_new_session=True,
+                                     env={**os.environ, "TMPDIR": folder})  # fmt: skip
             assert child.stdin is not None
             with self._lock:
                 self._running.add(child)
@@ -70,3 +80,14 @@ def read_request() -> bytes:
 def _end_with_input() -> None:
     sys.stdin.buffer.read()
     os._exit(1)
+
+
+def is_alive(pid: str) -> bool:
+    """Whether a process of this number runs, whosever it is."""
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:  # somebody else's, and alive
+        return True
+    return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import tempfile
 import threading
@@ -17,16 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwater.core.tuning import AUTO, Candidate, Tuned
+from headwater.core.tuning import AUTO, ENGINES, Candidate, Tuned
 from headwater.data.wire import UNKNOWN_CALIBRATION, UNKNOWN_PREFIX, Calibrate, Extraction
 from headwater.errors import RefusedError
 from headwater.node import engines
 from headwater.node.calibrations import Calibrations
+from headwater.node.child import is_alive
 from headwater.node.engine import Engine
 from headwater.node.tuning import Subject, Tuning
 
 MAX_ENGINES = 8  # loaded at once; the least recently used is dropped
 FILES_KEPT = 8  # times the largest upload: what the folder may hold
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Prefixes:
         self._doors: dict[Wanted, tuple[threading.Lock, int]] = {}  # being loaded: its lock, and how many want it
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.part"):
-            if not _is_alive(leftover.name.split("-")[0]):  # an upload cut short by a kill
+            if not is_alive(leftover.name.split("-")[0]):  # an upload cut short by a kill
                 leftover.unlink(missing_ok=True)
 
     def __contains__(self, digest: str) -> bool:
@@ -187,7 +191,16 @@ class Prefixes:
             model = path.read_bytes()
         except FileNotFoundError:  # made room for another one just now
             raise RefusedError(f"{UNKNOWN_PREFIX} {wanted.digest}") from None
-        engine = Engine(model, outputs, way=tuned.candidate, at_once=self._num_threads, precision=wanted.precision)
+        try:
+            engine = Engine(model, outputs, way=tuned.candidate, at_once=self._num_threads, precision=wanted.precision)
+        except RefusedError as error:
+            others = set(engines.engines_for(wanted.precision)) - {tuned.candidate.engine}
+            if wanted.engine != AUTO or ENGINES[0] not in others:
+                raise
+            log.warning("%s failed as it was loaded (%s); %s runs prefix %s instead", tuned.candidate.engine, error,
+                        ENGINES[0], wanted.digest[:12])  # fmt: skip
+            tuned = Tuned(Candidate(), tuned.trials, f"{tuned.candidate.engine} failed as it was loaded: {error}")
+            engine = Engine(model, outputs, way=tuned.candidate, at_once=self._num_threads, precision=wanted.precision)
         return self._remember(wanted, _Loaded(engine, tuned))
 
     def _file(self, wanted: Wanted) -> tuple[Path, Sequence[str] | None]:
@@ -240,13 +253,3 @@ def _state(path: Path) -> tuple[int, ...]:
     """Differs once a file was replaced or written to."""
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:  # somebody else's, and alive
-        return True
-    return True

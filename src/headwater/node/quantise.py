@@ -8,7 +8,7 @@ rounded to 8 bits ("QDQ"); engines turn these into integer kernels. Weights have
 from __future__ import annotations
 
 import json
-import sys
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,7 +30,12 @@ _ROWS = 8  # that are calibrated on at once
 # Operators with integer kernels, and those that only pass values on: left out, values would be converted around them.
 _OPERATORS = ("Conv", "Gemm", "MatMul", "Add", "Relu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat",
               "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")  # fmt: skip
-VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
+_VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
+
+
+def has_vnni() -> bool:
+    """Whether the CPU multiplies and adds bytes in one step."""
+    return bool(_VNNI & cpu_flags())
 
 
 def calibrate(chunk: wire.Chunk, model: bytes) -> dict[str, list[float]]:
@@ -82,14 +87,14 @@ def quantise(model: bytes, ranges: Ranges, outputs: list[str] | None) -> bytes:
         graph,
         per_channel=True,
         # Without VNNI two products of 8 bits are added in 16, which 8-bit weights can overflow; 7-bit ones can't.
-        reduce_range=not (VNNI & cpu_flags()),
+        reduce_range=not has_vnni(),
         weight_qType=QuantType.QInt8,
         activation_qType=QuantType.QUInt8,
         tensors_range=known,
         nodes_to_quantize=[],
         nodes_to_exclude=_left_in_float(graph, set(ranges)),
         op_types_to_quantize=list(_OPERATORS),
-        extra_options={"MatMulConstBOnly": True},
+        extra_options={},
     )
     quantizer.quantize_model()
     result: bytes = quantizer.model.model.SerializeToString()
@@ -112,7 +117,7 @@ def _folded(model: bytes) -> bytes:
 
 
 def _left_in_float(graph: Any, ranges: set[str]) -> list[str]:
-    """What stays as it is: the first convolution, and whatever touches a value of unknown range."""
+    """What stays as it is: the first convolution, products of two values, and whatever touches one of unknown range."""
     weights = {each.name for each in graph.graph.initializer}
     excluded = []
     first = True
@@ -120,7 +125,8 @@ def _left_in_float(graph: Any, ranges: set[str]) -> list[str]:
         if not node.name:
             node.name = f"node_{number}"
         unknown = [name for name in (*node.input, *node.output) if name and name not in weights and name not in ranges]
-        if unknown or (first and node.op_type == "Conv"):
+        of_two_values = node.op_type == "MatMul" and node.input[1] not in weights  # attention: not worth its error
+        if unknown or of_two_values or (first and node.op_type == "Conv"):
             excluded.append(node.name)
         first = first and node.op_type != "Conv"
     return excluded
@@ -159,7 +165,7 @@ def main() -> None:
         refused = RefusedError(f"the prefix can't be made int8: {str(error)[:300]}; use fp32")
         answer["error"] = wire.error_to_wire(refused).decode()
     print(json.dumps(answer), flush=True)
-    sys.stdout.flush()
+    os._exit(0)  # the thread that waits for the end of the input need not be waited for
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import onnxruntime
 import PIL
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -47,7 +46,7 @@ from headwater.version import VERSION
 MAX_CHUNKS = 16  # worked on at once; further ones wait their turn
 MAX_STORES = 64  # connections kept open; the oldest is dropped
 # What has a say in the numbers of a row beside the request: rows of another version are made anew, not served.
-_MAKER = f"headwater {VERSION}, pillow {PIL.__version__}, onnxruntime {onnxruntime.__version__}"
+_MAKER = f"headwater {VERSION}, pillow {PIL.__version__}"
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +176,10 @@ class Node(flight.FlightServerBase):
                     for _ in self._while(loading, abandoned):
                         yield pa.RecordBatch.from_pylist([], schema=schema), b""
                     engine = loading.result()
-                    run, maker = partial(engine.run, boundary=want.boundary), f"{_MAKER}, by {engine.name}"
+                    run = partial(engine.run, boundary=want.boundary)
+                    maker = f"{_MAKER}, {engine.name} {engines.version(engine.name)}"
+                    if want.precision == "int8":
+                        maker += f", calibrated by {want.calibration}"
                 kept = self.cache.look_up(chunk, maker) if self.cache is not None else None
                 if kept is not None:
                     for ids, columns in kept.pieces():

@@ -160,6 +160,10 @@ def measure(
     if profile is not None:
         with progress.step("measuring how fast the machines are today"):
             speeds, own_speed = _speeds(profile, pipeline, samples, holdings, clients, refs, fetched, seed)
+        if shipped is not None and precision in profile.deviations:
+            with progress.step(f"measuring the error of {precision}"):
+                found = _deviation(captured, cuts, pipeline, samples, seed, shipped, clients, holdings, precision)
+            profile = replace(profile, deviations={precision: found})
     else:
         profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, shipped, export_s,
                            float(hellos[0]["cores"]), refs, fetched, progress, precision, holdings)  # fmt: skip
@@ -336,6 +340,28 @@ def _profile(
         export_s=export_s,
         deviations=deviations,
     )
+
+
+def _deviation(
+    captured: Captured,
+    cuts: Sequence[Cut],
+    pipeline: Transforms,
+    samples: Samples,
+    seed: int,
+    shipped: Shipped,
+    clients: Sequence[NodeClient],
+    holdings: Holdings | None,
+    precision: str,
+) -> Deviation:
+    """Of the model as it is now: a profile is kept for a model of this shape, whatever its weights."""
+    deepest = legal_cuts(cuts)[-1]
+    for client in clients:
+        client.needs(shipped.digest, shipped.path)
+        client.prepare()
+    want = Extraction(samples.url, pipeline, shipped.digest, deepest.boundary, precision, node_batch=NODE_BATCH,
+                      outputs=shipped.names_at(deepest))  # fmt: skip
+    want = calibrated(want, samples, seed, clients, holdings)
+    return deviation(want, deepest, samples, seed, clients[0], NearModel(captured), holdings)
 
 
 def _prefix_curve(

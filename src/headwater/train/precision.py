@@ -64,7 +64,7 @@ def deviation(
     exact = replace(extraction, precision=FULL, calibration=None, codec="raw")
     found = []
     for want in (exact, replace(extraction, codec="raw")):
-        reply = client.rows(Chunk(want, "check", seed, 0, 0, refs), threading.Event())
+        reply = client.rows(Chunk(want, "check", seed, 0, 0, refs, reuse=False), threading.Event())
         found.append([tensor[reply.good] for tensor in reply.tensors])
     if not len(found[0][0]):
         raise RefusedError(f"none of {len(refs)} samples could be read, so the error of {extraction.precision} is not "

@@ -56,7 +56,7 @@ from headwater.errors import BadSampleError, ChangedError, ConfigError, DataErro
 NUM_READERS = 16  # pictures read at once; as many as a node reads
 SHARD_BYTES = 64_000_000
 _LOOKED_AT = 16  # pictures decoded to learn their size where it is not the same for all
-_ABOUT = b"headwater"  # what a part says of its shard, in its schema's metadata
+_ABOUT, _MADE_WITH = b"headwater", b"pillow"  # what a part says of its shard, in its schema's metadata
 
 Tell = Callable[[str, int], None]  # what is being done, and how many pictures or shards are
 
@@ -78,9 +78,10 @@ class _Part:
 
     table: pa.Table
     shard: Shard
+    made_with: str = PIL.__version__  # the decoder's version, which has a say in the pixels
 
     def dumps(self) -> pa.Buffer:
-        about = {_ABOUT: json.dumps(vars(self.shard)).encode()}
+        about = {_ABOUT: json.dumps(vars(self.shard)).encode(), _MADE_WITH: self.made_with.encode()}
         return table_bytes(self.table.replace_schema_metadata(about))
 
     @classmethod
@@ -89,9 +90,10 @@ class _Part:
         try:
             table = table_of(data, where)
             shard = Shard(**json.loads(table.schema.metadata[_ABOUT]))
+            made_with = table.schema.metadata[_MADE_WITH].decode()
         except (DataError, KeyError, TypeError, ValueError):
             return None
-        return cls(table.replace_schema_metadata(None), shard)
+        return cls(table.replace_schema_metadata(None), shard, made_with)
 
 
 def pack(
@@ -123,6 +125,22 @@ def pack(
     steps = transforms.fixed_part()
     make_folder(target)
     store = open_store(target)
+    with store.alone():
+        return _pack(store, target, source, samples, steps, shard_bytes, num_threads, on_bad_sample, verify, tell)
+
+
+def _pack(
+    store: Store,
+    target: str,
+    source: str,
+    samples: Samples,
+    steps: Transforms,
+    shard_bytes: int,
+    num_threads: int,
+    on_bad_sample: str,
+    verify: bool,
+    tell: Tell,
+) -> Packing:
     found = list_store(store)
     present = set(found.keys.to_pylist())
     note = Note(redact(full_url(source)), samples.fingerprint, steps.to_json(), shard_bytes, 0)
@@ -186,7 +204,8 @@ def _reopen(store: Store, manifest: Manifest) -> None:
         index = INDEX_SCHEMA.empty_table()  # nothing tells what is in the shards
     for number in pc.unique(index["shard"]).to_pylist():
         rows = index.filter(pc.equal(index["shard"], number))
-        store.write(part_key(number), _Part(rows, shards.get(number, Shard(number, 0, 0, ""))).dumps())
+        shard = shards.get(number, Shard(number, 0, 0, ""))
+        store.write(part_key(number), _Part(rows, shard, manifest.made_with.get("pillow", "")).dumps())
     store.write(NOTE, manifest.note.dumps())
     store.delete([MANIFEST])
 
@@ -301,7 +320,7 @@ class _Work:
 
     def _keep(self, number: int, sizes: dict[str, int]) -> _Part | None:
         part = _Part.loads(self._store.read(part_key(number)), part_key(number))
-        if part is None or part.shard.number != number:
+        if part is None or part.shard.number != number or part.made_with != PIL.__version__:
             return None
         span = self._range(number)
         if not part.table.select(SOURCE_COLUMNS).equals(self._rows.slice(span.start, len(span))):

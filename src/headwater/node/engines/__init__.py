@@ -51,12 +51,18 @@ def available() -> tuple[str, ...]:
 @cache
 def versions() -> str:
     """The engines in words that tell one installation from another."""
-    return ", ".join(f"{name} {_version(name)}" for name in available())
+    return ", ".join(f"{name} {version(name)}" for name in available())
 
 
-def _version(name: str) -> str:
+@cache
+def version(name: str) -> str:
     """By the module's own word for ONNX Runtime, which comes as packages of several names."""
-    return str(onnxruntime.__version__) if name == "onnxruntime" else importlib.metadata.version(name)
+    if name == "onnxruntime":
+        return str(onnxruntime.__version__)
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # not from a package: an archive on the path
+        return "of unknown version"
 
 
 # What a CPU must have for an engine to compute in it rather than only to store it.
