@@ -62,7 +62,7 @@ class Size:
     models: tuple[str, ...] = MODELS
 
 
-FULL = Size(1920, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 3, 7, 16)
+FULL = Size(1920, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 3, 5, 14)
 # Four minutes: peers with one model, and no minute in which a prefix crosses 2 Mbit/s.
 QUICK = Size(480, (1000, 2), ("plain", *PEERS[:-1], "headwater"), 1, 3, 5, peers_with=("mobilenet",), thin_upload=False)
 

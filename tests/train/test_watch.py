@@ -73,7 +73,7 @@ def holds(job, monkeypatch):
 def test_a_run_is_held_only_if_another_plan_may_pay(job, holds):
     known = job._watch._believed
     decide(job, replace(known, nodes=(replace(known.nodes[0], speed=0.02),)))
-    assert (holds, job.switches) == ([], [])
+    assert (holds, job.switches) == ([], ())
     decide(job, slow(job))
     assert (len(holds), len(job.switches)) == (1, 1)
 

@@ -68,6 +68,7 @@ NODE_BATCH = 16
 LONE_ROWS = 8
 ENOUGH_READS, MANY_READS = 2 * NUM_READERS, 4 * NUM_READERS
 FETCH_S, FETCH_AT_LEAST_S, FETCH_AT_MOST_S = 2.0, 1.0, 6.0  # no read is begun after the last
+RECEIVE_S = 0.25  # of a transfer whose CPU is measured
 SLOW_READ_S, FEW_READERS = 0.5, 4  # a first read that takes so long: many at once would take for ever
 MAX_FETCHED = 4000  # samples; more than are read in that time
 SETTLES = 0.3  # of the time of reading: connections are made, and a shaped link lets a first burst through
@@ -166,7 +167,8 @@ def measure(
             profile = replace(profile, deviations={precision: found})
     else:
         profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, shipped, export_s,
-                           float(hellos[0]["cores"]), refs, fetched, progress, precision, holdings)  # fmt: skip
+                           float(hellos[0]["cores"]), refs, fetched, links[0], progress, precision,
+                           holdings)  # fmt: skip
         if len(clients) > 1:  # only the first was measured
             speeds, _ = _speeds(profile, pipeline, samples, holdings, clients, refs, None, seed, no_drift=1.0)
         if precision in profile.node.prefix_s or shipped is None:  # without it, the reason is wanted again next time
@@ -279,6 +281,7 @@ def _profile(
     cores: float,
     refs: tuple[SampleRef, ...],
     fetched: _Fetched | None,
+    link: Link,
     progress: Progress,
     precision: str,
     holdings: Holdings | None,
@@ -313,7 +316,7 @@ def _profile(
         batch = min(batch_size, MAX_BATCH)
         curves = _model_costs(captured, cuts, deepest, batch)
         local = _local_costs(pipeline, fetched, seed)
-        receive_s_per_byte = _receive_cost(client)
+        receive_s_per_byte = _receive_cost(client, link)
         asked = replace(chunk, samples=refs[:NUM_ASKED])
         wire_s, receive_s_per_row = _wire_costs(client, asked, found, receive_s_per_byte)
     rows = sum(len(json.dumps(ref.to_json(), separators=(",", ":"))) + 1 for ref in refs) / len(refs)
@@ -584,9 +587,10 @@ def _decode_costs(names: Iterable[str], pipeline: Transforms) -> dict[str, float
     return costs
 
 
-def _receive_cost(client: NodeClient) -> float:
+def _receive_cost(client: NodeClient, link: Link) -> float:
     """CPU-seconds a byte of taking bytes from the wire; sending is taken to cost the same."""
-    num_bytes = 1 << 20
+    client.download(1 << 16)  # the first may find nothing loaded yet
+    num_bytes = min(max(int(link.down_bytes_per_s * RECEIVE_S), 1 << 18), MAX_BLOB_BYTES)
     cpu = time.process_time()
     client.download(num_bytes)
     return (time.process_time() - cpu) / num_bytes
