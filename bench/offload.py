@@ -33,7 +33,7 @@ from bench.peers.stages import Bound, CutStages, Stages, bound
 from bench.result import Result
 from bench.rig import Host, Link, Rig, RigError, RigUp
 from bench.rig.python import python_env
-from bench.rig.traffic import mbit_per_s
+from bench.rig.traffic import cpu_s_per_byte, mbit_per_s
 
 TITLES = {"lite0": "EfficientNet-lite0", "mobilenet": "MobileNetV3-small"}
 COLOURS = {
@@ -95,6 +95,7 @@ def sweep(size: Size, quick: bool, console: Console) -> Result:
         links = {rate: measure_link(up, rate) for rate in size.rates}
         settle(up)
         fetch = measure_fetch(up, env)
+        fetch["send_s_per_byte"], fetch["receive_s_per_byte"] = cpu_s_per_byte(up, "storage", "trainer")
         points = []
         for model in size.models:
             with closing(StagesOf(up, env, model, fetch)) as stages:
@@ -157,10 +158,12 @@ def median(stages: list[Stages]) -> Stages:
 
 
 def alone(stages: Stages) -> str:
-    names = (name for name in stages.__annotations__ if name.endswith("_s"))
+    names = (name for name in Stages.__annotations__ if name.endswith("_s"))
     rates = ", ".join(f"{name[:-2]} {1 / getattr(stages, name):,.0f}" for name in names)
-    return (f"{rates}; while the other core works, the storage core takes {stages.storage_beside:.2f} times as long, "
-            f"the trainer's {stages.trainer_beside:.2f} times")  # fmt: skip
+    sent, received = (1e-6 / max(each, 1e-12) for each in (stages.send_s_per_byte, stages.receive_s_per_byte))
+    return (f"{rates}; {sent:,.0f} MB/s sent, {received:,.0f} MB/s received; while the other core works, the storage "
+            f"core takes {stages.storage_beside:.2f} times as long, the trainer's {stages.trainer_beside:.2f} times"
+            )  # fmt: skip
 
 
 # The sweep

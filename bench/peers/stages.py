@@ -54,6 +54,8 @@ class Stages:
     pixels_s: float  # trainer's core
     forward_s: float  # trainer's core: floats and the frozen part in eager PyTorch
     step_s: float  # trainer's core: the head's step
+    send_s_per_byte: float  # storage core: a plain TCP stream
+    receive_s_per_byte: float  # trainer's core
     jpeg_bytes: float
     pixel_bytes: float
     # How many times as long a core takes for the same work while the other one works, too: they share memory and
@@ -85,24 +87,31 @@ def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
     - features from the node, for each cut: what is alive there crosses as fp16; the node runs what is in front of it,
       the trainer the rest. A cut in the middle uses both cores, and can beat the last one where the link is fast.
 
-    Left out, since they are Headwater's own to keep small: requests, framing, row ids, sending and receiving.
+    Sending and receiving cost what they cost a plain TCP stream. Left out, since they are Headwater's own to keep
+    small: requests, framing, row ids, codecs.
     """
     s = stages
     trains_s = s.forward_s + s.step_s
     near_s = s.near_read_s + s.near_pixels_s
     placements = {
         "all on the trainer": (s.store_s, s.jpeg_bytes, s.fetch_s + s.pixels_s + trains_s),
-        "pixels from the node": (near_s, s.pixel_bytes, trains_s),
+        "pixels from the node": _crossing(s, near_s, s.pixel_bytes, trains_s),
     }
     for cut in s.cuts:
         storage_s = near_s + s.near_floats_s + cut.near_share * s.near_prefix_s
-        placements[f"features at {cut.name}"] = (storage_s, cut.row_bytes, cut.far_share * s.forward_s + s.step_s)
+        trainer_s = cut.far_share * s.forward_s + s.step_s
+        placements[f"features at {cut.name}"] = _crossing(s, storage_s, cut.row_bytes, trainer_s)
     found = []
     for name, (storage_s, num_bytes, trainer_s) in placements.items():
         loads = _loads(s, storage_s, num_bytes / link_bytes_per_s, trainer_s)
         limit = max(loads, key=lambda resource: loads[resource])
         found.append(Bound(1 / loads[limit], name, limit))
     return max(found, key=lambda each: each.per_s)
+
+
+def _crossing(s: Stages, storage_s: float, num_bytes: float, trainer_s: float) -> tuple[float, float, float]:
+    """With what it costs both cores to get the bytes across."""
+    return storage_s + num_bytes * s.send_s_per_byte, num_bytes, trainer_s + num_bytes * s.receive_s_per_byte
 
 
 def _loads(s: Stages, storage_s: float, link_s: float, trainer_s: float) -> dict[str, float]:

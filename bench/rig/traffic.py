@@ -30,6 +30,19 @@ def mbit_per_s(up: RigUp, source: str, target: str, *, port: int = 5201, seconds
     return float(answer)
 
 
+def cpu_s_per_byte(up: RigUp, source: str, target: str) -> tuple[float, float]:
+    """What a byte of a plain TCP stream costs the sender and the receiver; what starting them costs is left out."""
+    found = []
+    for seconds in (1.0, 4.0):
+        before = [up.usage(host) for host in (source, target)]
+        rate = mbit_per_s(up, source, target, seconds=seconds)
+        used = [up.usage(host).since(then).cpu_s for host, then in zip((source, target), before, strict=True)]
+        found.append((rate * 1e6 / 8 * (seconds + _WARM_S), *used))
+    num_bytes, *cpu_s = (late - early for early, late in zip(*found, strict=True))
+    sent, received = (max(0.0, each / num_bytes) for each in cpu_s)
+    return sent, received
+
+
 def cpu_share(up: RigUp, host: str, *, seconds: float = 2.0) -> float:
     """CPU seconds a second that a busy loop gets in the host."""
     return float(up.call(host, f"{__name__}:spin", seconds=seconds))

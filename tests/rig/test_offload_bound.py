@@ -17,6 +17,8 @@ STAGES = Stages(
     pixels_s=0.003,
     forward_s=0.020,
     step_s=0.001,
+    send_s_per_byte=0.0,
+    receive_s_per_byte=0.0,
     jpeg_bytes=20_000,
     pixel_bytes=150_000,
     storage_beside=1.0,
@@ -53,6 +55,13 @@ def test_pixels_from_the_node_win_where_the_link_is_free_and_the_model_light() -
     found = bound(replace(STAGES, forward_s=0.004, pixels_s=0.010, near_prefix_s=0.1), 125e6)
     assert found.per_s == pytest.approx(1 / 0.005)
     assert found.placement == "pixels from the node"
+
+
+def test_what_crosses_costs_both_cores() -> None:
+    dear = replace(STAGES, send_s_per_byte=1e-7, receive_s_per_byte=2e-7)
+    found = bound(replace(dear, cuts=STAGES.cuts[1:], near_prefix_s=0.001), 125e6)
+    assert found.per_s == pytest.approx(1 / (0.005 + 2_500 * 1e-7))
+    assert bound(dear, 125e6).per_s < bound(STAGES, 125e6).per_s
 
 
 def test_cores_that_slow_each_other_down_give_less_together_and_as_much_alone() -> None:

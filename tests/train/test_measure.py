@@ -159,3 +159,15 @@ def test_the_way_to_the_store_is_as_fast_as_what_reads_under_way_share(seed, rat
             last_start = now
             left[len(sizes)] = sizes[len(sizes)] = rng.lognormal(10, 0.5)
     assert measure_module._rate(done, last_start) == pytest.approx(rate, rel=rel)
+
+
+def test_during_a_run_this_machine_is_measured_against_its_profile(pictures, monkeypatch):
+    with hw.near(network(), pictures, transforms=TRANSFORMS, batch_size=4) as job:
+        again = measure_module.measure_here(job.samples, TRANSFORMS, job.measured.profile, 0)
+        assert again[0].down_bytes_per_s > 0
+        assert 1 / measure_module.MAX_DRIFT <= again[1] <= measure_module.MAX_DRIFT
+        half = job.measured.profile.trainer.decode_s * 2
+        monkeypatch.setattr(measure_module, "_decode_s", lambda *arguments: half)
+        assert measure_module.measure_here(job.samples, TRANSFORMS, job.measured.profile, 0)[1] == pytest.approx(0.5)
+        monkeypatch.setattr(measure_module, "_fetch", lambda samples: None)
+        assert measure_module.measure_here(job.samples, TRANSFORMS, job.measured.profile, 0) == (None, None)

@@ -45,7 +45,7 @@ from headwater.progress import Progress
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.loader import Loader
-from headwater.train.measure import Measured, measure, store_link
+from headwater.train.measure import Measured, measure, measure_here
 from headwater.train.source import Counts, Setting, Source, rest_fault
 from headwater.train.watch import Switch, Watch
 
@@ -271,7 +271,8 @@ def near(
             deviations |= _settle(source, joined, chosen, precision, tolerance)
         if measured is not None:
             watch = Watch(source, clients, measured.offered, measured.profile, measured.rig, size, codecs,
-                          partial(store_link, samples, holdings), joined.check_cut, precisions)  # fmt: skip
+                          partial(measure_here, samples, pipeline, measured.profile, seed, holdings),
+                          joined.check_cut, precisions)  # fmt: skip
             stack.callback(watch.close)
         loader = Loader(
             samples,

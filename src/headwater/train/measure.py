@@ -207,19 +207,20 @@ def _speeds(
     """
     extraction = Extraction(samples.url, pipeline, None, (pipeline.pixel_spec,), node_batch=NODE_BATCH)
 
-    def speed(then_s: float, now_s: float) -> float:
-        ratio = then_s / now_s if then_s > 0 and now_s > 0 else 1.0
-        return 1.0 if 1 / no_drift < ratio < no_drift else min(max(ratio, 1 / MAX_DRIFT), MAX_DRIFT)
-
     def of_node(client: NodeClient) -> float:
         own = refs if holdings is None else spread_out(samples, NUM_SAMPLES, holdings, client.name)
         found = client.probe(Chunk(extraction, "probe", seed, 0, 0, tuple(own), reuse=False))
-        return speed(profile.node.decode_s, float(found["decode_s"]))
+        return _speed(profile.node.decode_s, float(found["decode_s"]), no_drift)
 
     with ThreadPoolExecutor(len(clients)) as pool:
         speeds = list(pool.map(of_node, clients))
-    here_s = _local_costs(pipeline, fetched, seed).get("decode_s", 0.0)
-    return speeds, speed(profile.trainer.decode_s, here_s)
+    here_s = 0.0 if fetched is None else _decode_s(pipeline, fetched, seed)
+    return speeds, _speed(profile.trainer.decode_s, here_s, no_drift)
+
+
+def _speed(then_s: float, now_s: float, no_drift: float) -> float:
+    ratio = then_s / now_s if then_s > 0 and now_s > 0 else 1.0
+    return 1.0 if 1 / no_drift < ratio < no_drift else min(max(ratio, 1 / MAX_DRIFT), MAX_DRIFT)
 
 
 def _ship(captured: Captured, offered: tuple[Cut, ...]) -> Shipped | None:
@@ -534,12 +535,18 @@ def _rate(done: Sequence[tuple[float, int]], last_start: float) -> float:
     return max(sum(size for _, size in counted), 1) / max(counted[-1][0] - begin, 1e-6)
 
 
-def store_link(samples: Samples, holdings: Holdings | None = None) -> Link | None:
-    """The way to the store as it is now; None if there is none. Only downwards is measured: requests are small."""
-    if holdings is not None:
-        return None
-    fetched = _fetch(samples)
-    return Link(fetched.bytes_per_s, fetched.bytes_per_s) if fetched else None
+def measure_here(
+    samples: Samples, pipeline: Transforms, profile: Profile, seed: int, holdings: Holdings | None = None
+) -> tuple[Link | None, float | None]:
+    """The way to the store and this machine's speed as they are now; None where there is no way there.
+
+    Only downwards is measured: requests are small.
+    """
+    fetched = None if holdings is not None else _fetch(samples)
+    if fetched is None:
+        return None, None
+    now_s = _decode_s(pipeline, fetched, seed)
+    return Link(fetched.bytes_per_s, fetched.bytes_per_s), _speed(profile.trainer.decode_s, now_s, 1.0)
 
 
 def measure_port(clients: Sequence[NodeClient], links: Sequence[Link]) -> Link | None:
@@ -564,6 +571,12 @@ def _local_costs(pipeline: Transforms, fetched: _Fetched | None, seed: int) -> d
     if fetched is None:
         return found
     found["fetch_s"] = fetched.cpu_s
+    found["decode_s"] = _decode_s(pipeline, fetched, seed)
+    return found
+
+
+def _decode_s(pipeline: Transforms, fetched: _Fetched, seed: int) -> float:
+    """CPU-seconds here for one sample."""
     start, done = time.thread_time(), 0
     for number, each in fetched.data.items():
         ref = fetched.refs[number]
@@ -572,8 +585,7 @@ def _local_costs(pipeline: Transforms, fetched: _Fetched | None, seed: int) -> d
             done += 1
         except HeadwaterError:
             continue
-    found["decode_s"] = (time.thread_time() - start) / max(done, 1)
-    return found
+    return (time.thread_time() - start) / max(done, 1)
 
 
 def _decode_costs(names: Iterable[str], pipeline: Transforms) -> dict[str, float]:

@@ -71,7 +71,7 @@ class Watch:
         rig: Rig,
         size: JobSize,
         codecs: tuple[str, ...],
-        measure_store: Callable[[], Link | None],
+        measure_here: Callable[[], tuple[Link | None, float | None]],
         check_cut: Callable[[int], None] = lambda index: None,
         precisions: tuple[str, ...] = ("fp32",),
     ) -> None:
@@ -83,7 +83,7 @@ class Watch:
         self._size = replace(size, num_epochs=1)
         self._codecs = codecs
         self._precisions = precisions
-        self._measure_store = measure_store
+        self._measure_here = measure_here
         self._check_cut = check_cut
         self._try_every_s = TRY_AFTER_S
         self._try_at = 0.0
@@ -269,7 +269,7 @@ class Watch:
         return tuple(found)
 
     def _measure(self, rig: Rig) -> Rig:
-        """Links, port and the way to the store as they are now, with nothing else on them."""
+        """Links, port, the way to the store and this machine as they are now, with nothing else on them."""
         links, there = [], []
         for client, known in zip(self._clients, rig.links, strict=True):
             try:
@@ -279,11 +279,14 @@ class Watch:
             else:
                 links.append(Link(down, up, latency_s))
                 there.append((client, links[-1]))
-        store = self._measure_store()
+        store, speed = self._measure_here()
         port = rig.trainer_link
         if len(there) > 1:
             port = measure_port([client for client, _ in there], [link for _, link in there])
-        return replace(rig, links=tuple(links), trainer_link=port, store_link=store, trainer_reads=store is not None)
+        # What slows a node may slow the trainer, too: machines of one make, or two cores of one machine.
+        trainer = rig.trainer if speed is None else replace(rig.trainer, speed=speed)
+        return replace(rig, links=tuple(links), trainer=trainer, trainer_link=port, store_link=store,
+                       trainer_reads=store is not None)  # fmt: skip
 
 
 def _has_faster_link(before: Rig, after: Rig) -> bool:
