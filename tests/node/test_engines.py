@@ -2,6 +2,8 @@
 
 import functools
 import importlib.util
+import subprocess
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -142,3 +144,13 @@ def test_a_precision_that_the_cpu_does_not_compute_in_is_refused(monkeypatch):
         assert "fp32" in engines.precisions()
     finally:
         engines.why_not.cache_clear()
+
+
+def test_openvino_sends_no_records_of_its_use():
+    """It would fork a process that does, from one with many threads."""
+    pytest.importorskip("openvino")
+    code = ("import sys\nfrom headwater.node.engines.ov import OpenVino\n"
+            "try:\n    OpenVino(b'')\nexcept Exception:\n    pass\n"
+            "assert 'openvino' in sys.modules\n"
+            "assert sys.modules['openvino_telemetry'] is None\n")  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], check=True)

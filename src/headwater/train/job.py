@@ -243,7 +243,8 @@ def near(
         setting = Setting(captured, all_cuts, pipeline, rest, samples, clients, seed, patience_s,
                           min(memories, default=None), progress, holdings=holdings, views=views)  # fmt: skip
         ranking, measured, codecs = None, None, tuple(dict.fromkeys(("raw", codec)))
-        precisions, deviations = (FULL,), dict[str, Deviation]()
+        precisions: tuple[str, ...] = (FULL,)
+        deviations = dict[str, Deviation]()
         if plan == "auto" and cut is None and clients:
             open_cuts = all_cuts
             if rest:  # what stays on the trainer comes before the model, so no part of the model can go ahead of it

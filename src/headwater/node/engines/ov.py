@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import queue
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ class OpenVino:
     """One model, compiled for this CPU, with a request for each run at the same time."""
 
     def __init__(self, model: bytes, *, threads: int = 1, at_once: int = 1, precision: str = "fp32") -> None:
+        # What it imports would send records of its use to its maker, from processes that it forks off this one.
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
         import openvino
         from openvino.frontend import FrontEndManager
 
