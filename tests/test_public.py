@@ -1,5 +1,6 @@
 """What users rely on by name: a change here is a change for them, and belongs in the changelog."""
 
+import os
 import subprocess
 import sys
 
@@ -88,3 +89,19 @@ def test_the_model_in_the_readme_is_frozen_where_rows_are_smaller_than_pixels():
 def test_every_public_name_is_there_in_a_fresh_interpreter():
     for name in hw.__all__:
         subprocess.run([sys.executable, "-c", f"import headwater; headwater.{name}"], check=True)
+
+
+def test_the_engine_keeps_and_sends_no_records_of_its_use(tmp_path):
+    """Left alone, ONNX Runtime 1.31 writes a database below the cache folder, and sends what is in it."""
+    code = """
+import headwater.node.engine as engine, numpy as np, onnx
+from onnx import TensorProto, helper
+value = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, 1])
+graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value("x")], [value("y")])
+model = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 17)])
+engine.Engine(model.SerializeToString())
+"""
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    env.pop("ORT_DISABLE_TELEMETRY", None)
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
+    assert list(tmp_path.iterdir()) == []

@@ -6,10 +6,15 @@ can import this package without it.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headwater import version as _version
+
+# ONNX Runtime keeps records of its use and sends them to its maker unless told not to before it is loaded. Nobody who
+# trains or serves with Headwater has agreed to that; who wants it sets the variable to 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from headwater.core.plan import Plan
