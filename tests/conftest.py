@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import json
 import os
 import re
@@ -48,6 +49,31 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 ROOT = Path(__file__).resolve().parents[1]
 _WEED_UP_S = 90.0  # about 4 s on an idle machine
+_GRACE_S = 120.0
+_TERMINAL = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep a way to the terminal that no capturing closes."""
+    assert sys.__stderr__ is not None
+    config.stash[_TERMINAL] = os.dup(sys.__stderr__.fileno())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End a worker that its test's timeout can't end: one that waits in native code."""
+    marker = item.get_closest_marker("timeout")
+    limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=item.config.stash[_TERMINAL])
+    result = yield
+    faulthandler.cancel_dump_traceback_later()
+    return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """The same while it tidies up: pytest and its timeout plugin stop their clocks when a test has failed."""
+    faulthandler.dump_traceback_later(_GRACE_S, exit=True, file=item.config.stash[_TERMINAL])
 
 
 @pytest.fixture(scope="session")

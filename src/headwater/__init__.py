@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from headwater import version as _version
 
-# ONNX Runtime keeps records of its use and sends them to its maker unless told not to before it is loaded. Nobody who
-# trains or serves with Headwater has agreed to that; who wants it sets the variable to 0.
+# ONNX Runtime 1.31 has telemetry for its maker: unless told not to before it is loaded, it begins a database of records
+# of its use. Nobody who trains or serves with Headwater has agreed to that; who wants it sets the variable to 0.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:

@@ -215,7 +215,8 @@ class Watch:
                         if not self._source.adopt(best.plan, unless=self._stopped):
                             return
                         adopted = best.plan
-        except HeadwaterError:
+        except HeadwaterError as error:
+            log.info("%s; nothing could be done about it yet: %s", why, error)
             self._replanner.withdraw()
             raise
         self._replanner.believe(rig)

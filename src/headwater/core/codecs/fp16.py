@@ -42,8 +42,8 @@ class Fp16:
 def _halves(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
     """The same bits as `astype(np.float16)`, for values that are finite and fit.
 
-    NumPy takes 3 to 6 ns for a value, and 64 to 69 ns for one below 2^-14, which features are full of; this takes 3 to
-    7 ns for either (measured, one core).
+    NumPy takes far longer for values below 2^-14, which features are full of: in one try on one core 64 ns each where
+    this took 7.5, and 3.3 ns where this took 3.1 for larger ones.
     """
     halves = np.empty(rows.shape, np.float16)
     given, made = rows.reshape(-1).view(np.uint32), halves.reshape(-1).view(np.uint16)
