@@ -20,6 +20,12 @@ def test_it_is_allowed_exactly_when_enough_first_choices_stay(agreement, toleran
     assert len(reasons) == 2 - len(usable)
 
 
+def test_a_head_that_says_the_same_of_every_row_does_not_excuse_other_rows():
+    usable, (reason,) = allowed(["int8"], {"int8": Deviation(0.3, 0.1, 1.0, 100, "layer4")}, 0.99)
+    assert usable == ("fp32",)
+    assert "cosine of at least 0.9" in reason
+
+
 def test_without_a_measured_error_it_is_not_allowed_and_the_reason_says_so():
     usable, (reason,) = allowed(["int8"], {}, 0.5)
     assert usable == ("fp32",)

@@ -105,8 +105,17 @@ def test_what_was_best_for_another_cut_is_tried_alone_unless_it_fails():
     assert tuner.next(0.0).engine == ORT
 
 
-def test_a_trifle_is_tried_once():
-    assert len(played({ORT: 2 * TRIFLE_ROWS_PER_S, OV: 1})[1]) == 1
+@pytest.mark.parametrize("cores", [1, 2, 32])
+def test_a_trifle_is_tried_once_however_many_cores_there_are(cores):
+    assert len(played({ORT: 1.1 * cores * TRIFLE_ROWS_PER_S, OV: 1}, cores)[1]) == 1
+    assert len(played({ORT: 0.9 * cores * TRIFLE_ROWS_PER_S, OV: 1}, cores)[1]) > 1
+
+
+def test_an_engine_that_ended_its_process_is_left_out_whatever_it_did_before():
+    tried = [Trial(Candidate(ORT, 1, 4), 50.0), Trial(Candidate(OV, 1, 4), 80.0),
+             Trial(Candidate(OV, 2, 4), fault="gone", ended=True)]  # fmt: skip
+    assert choose(tried).candidate.engine == ORT
+    assert choose(tried, OV) is None
 
 
 def told(**changes):

@@ -50,8 +50,10 @@ def int8(build, upload, client, chunk_of):
     return chunk_of(prefix, precision="int8", calibration=request.digest)
 
 
-def test_int8_rows_are_near_those_of_fp32(int8, client, stopped):
+@pytest.mark.parametrize("engine", engines.available())
+def test_int8_rows_are_near_those_of_fp32(int8, client, stopped, engine):
     exact = replace(int8, extraction=replace(int8.extraction, precision="fp32"))
+    int8 = replace(int8, extraction=replace(int8.extraction, engine=engine))
     full, reduced = (client.rows(chunk, stopped).tensors[0] for chunk in (exact, int8))
     cosine = (full * reduced).sum(1) / np.linalg.norm(full, axis=1) / np.linalg.norm(reduced, axis=1)
     assert cosine.min() > 0.999
@@ -183,13 +185,99 @@ def test_a_plan_with_an_engine_or_precision_that_a_node_lacks_is_found_before_wo
 def test_a_plan_may_pin_an_engine(pictures, engine):
     with hw.near(network(), pictures, transforms=TRANSFORMS, plan=near_plan(pictures, engine=engine)) as job:
         assert sum(len(y) for _, y in job.loader) == 50
+        (said,) = job._source._setting.clients[0].hello()["prefixes"]
+        assert said["engine"] == engine
 
 
 def test_a_plan_keeps_its_precision_and_states_its_error(pictures):
     plan = near_plan(pictures, precision="int8")
-    with hw.near(network(), pictures, transforms=TRANSFORMS, plan=plan) as job:
+    with hw.near(network(), pictures, transforms=TRANSFORMS, plan=plan, tolerance=0.5) as job:
         assert job.plan == plan
         assert "int8: cosine" in job.describe()
+
+
+def test_a_plan_whose_precision_is_beyond_the_tolerance_says_so(pictures, monkeypatch):
+    from headwater.core.precision import Deviation
+    from headwater.train import source
+
+    plan = near_plan(pictures, precision="int8")
+    monkeypatch.setattr(source, "deviation", lambda *args: Deviation(0.95, 1.0, 0.8, 50, "0.7"))
+    with (
+        pytest.warns(UserWarning, match=r"the plan pins int8, which is further from fp32 than the tolerance of 99 %"),
+        hw.near(network(), pictures, transforms=TRANSFORMS, plan=plan) as job,
+    ):
+        assert job.plan.precision == "int8"
+
+
+def test_a_plan_that_is_adopted_states_its_error_too(pictures):
+    plan = near_plan(pictures)
+    with hw.near(network(), pictures, transforms=TRANSFORMS, plan=plan) as job:
+        job.adopt(replace(plan, precision="int8"))
+        assert "int8: cosine" in job.describe()
+
+
+def test_nodes_that_refuse_a_precision_by_now_leave_fp32(pictures, monkeypatch):
+    """A profile is kept that knows int8; then the node can't do it any more."""
+    options = {"transforms": TRANSFORMS, "batch_size": 10, "precision": "int8", "tolerance": 0.5}
+    hw.near(network(), pictures, **options).close()
+
+    def refuse(self, request):
+        raise RefusedError("no `onnx` here any more")
+
+    monkeypatch.setattr(NodeClient, "calibrate", refuse)
+    with (
+        pytest.warns(UserWarning, match="fp32 is used: no `onnx` here any more"),
+        hw.near(network(), pictures, **options) as job,
+    ):
+        assert job.plan.precision == "fp32"
+
+
+class OneKind:
+    """A node that says which kind it is, and gives rows that are as far off as that."""
+
+    def __init__(self, name, off):
+        self.name, self._off = name, off
+
+    def hello(self):
+        return {"machine": self._off, "engine_versions": "1"}
+
+    def rows(self, chunk, stopped):
+        from headwater.train.reply import Reply
+
+        full = np.eye(3, dtype=np.float32)[np.arange(len(chunk.samples)) % 3]
+        rows = full if chunk.extraction.precision == "fp32" else full + self._off * full[:, ::-1]
+        return Reply(np.ones(len(rows), bool), [rows], (), 0)
+
+
+def test_the_error_is_that_of_the_node_that_is_furthest_off(chunk_of, monkeypatch):
+    from headwater.core.cut import Cut
+    from headwater.data.layouts import list_samples
+    from headwater.train import precision
+
+    chunk = chunk_of("0" * 64, precision="int8", calibration="0" * 64)
+    samples = list_samples(chunk.extraction.url)
+    monkeypatch.setattr(precision, "_first_choice", lambda model, tensors, cut: tensors[0].argmax(1))
+    cut = Cut(1, "mean", chunk.extraction.boundary, True, "", 0, 0)
+    found = precision.deviation(chunk.extraction, cut, samples, 0, [OneKind("a", 0.1), OneKind("b", 0.5)], None)
+    assert found.max_abs == 0.5
+
+
+@pytest.mark.parametrize("count", [7, 64, 100, 127, 199])
+def test_samples_are_taken_from_all_over_however_many_there_are(count):
+    from headwater.train.precision import spread_out
+
+    class All:
+        def __len__(self):
+            return count
+
+        def take(self, ids):
+            return ids.tolist()
+
+    for other in (False, True):
+        found = spread_out(All(), 64, other=other)
+        assert len(set(found)) == min(count, 64)
+        assert max(found) >= count - count / 64 - 1
+        assert min(found) <= count / 64
 
 
 @pytest.mark.parametrize("wrong", [{"precision": "int4"}, {"precision": "int8", "tolerance": 0.0},

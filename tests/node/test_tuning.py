@@ -13,10 +13,10 @@ import pytest
 from onnx import helper as make
 from onnx import numpy_helper
 
-from headwater.core.tuning import Candidate
+from headwater.core.tuning import Candidate, Trial
 from headwater.errors import RefusedError
-from headwater.node import engines
-from headwater.node.child import Children
+from headwater.node import engines, tuning
+from headwater.node.child import Children, Ended
 from headwater.node.tuning import Subject, Tuning, _told
 
 
@@ -141,9 +141,76 @@ def test_an_engine_that_ends_its_process_is_a_fault_and_the_trials_before_count(
     trial = {"engine": "onnxruntime", "threads": 1, "batch": 4, "rows_per_s": 10.0, "fault": ""}
     trying = {"trying": {"engine": "openvino", "threads": 1, "batch": 4}}
     lines = [json.dumps(each).encode() for each in ({"trying": trial}, trial, trying)] + [b'{"engi']
-    found = _told(lines, -11)
-    assert [each.fault for each in found] == ["", "it ended its process (code -11); is it memory?"]
-    assert found[1].candidate == Candidate("openvino", 1, 4)
+    found = _told(Ended(-11, b"\n".join(lines), "bad_alloc\n", in_time=True))
+    fault = "the process that tried it ended with exit code -11; is it memory? (bad_alloc)"
+    assert [each.fault for each in found] == ["", fault]
+    assert (found[1].candidate, found[1].ended) == (Candidate("openvino", 1, 4), True)
+
+
+def test_an_engine_that_took_too_long_is_said_to_have():
+    said = json.dumps({"trying": {"engine": "openvino", "threads": 1, "batch": 4}}).encode()
+    assert "took too long" in _told(Ended(-9, said, "", in_time=False))[0].fault
+
+
+ORT, OV = ("onnxruntime", 1, 4), ("openvino", 1, 4)
+
+
+def breaking(monkeypatch, *broken):
+    """Children in which these engines end the process; a list of what each was asked to try."""
+    asked = []
+
+    def run(self, module, request, within_s):
+        asked.append(json.loads(request)["engines"])
+        lines = []
+        for name in asked[-1]:
+            about = {"engine": name, "threads": 1, "batch": 4}
+            lines.append({"trying": about})
+            if name in broken:
+                return Ended(-9, "\n".join(map(json.dumps, lines)).encode(), "", in_time=True)
+            lines.append({**about, "rows_per_s": 10.0, "fault": ""})
+        return Ended(0, "\n".join(map(json.dumps, lines)).encode(), "", in_time=True)
+
+    monkeypatch.setattr(Children, "run", run)
+    monkeypatch.setattr(engines, "available", lambda: ("onnxruntime", "openvino"))
+    return asked
+
+
+def test_when_one_engine_breaks_the_process_the_other_is_still_tried_and_nothing_is_kept(tmp_path, state, monkeypatch):
+    asked = breaking(monkeypatch, "onnxruntime")
+    found = tuned(state, tmp_path)
+    assert found.candidate == Candidate(*OV)
+    assert asked == [["onnxruntime", "openvino"], ["openvino"]]
+    assert found.trials[1] == Trial(Candidate(*OV), 10.0)
+    assert not state.exists(), "the next start tries again"
+
+
+def test_an_engine_that_broke_is_tried_again_if_a_plan_pins_it(tmp_path, state, monkeypatch):
+    node = Tuning(state, 2)
+    breaking(monkeypatch, "openvino")
+    assert node.tuned(subject_of(tmp_path), tmp_path, None).candidate == Candidate(*ORT)
+    with pytest.raises(RefusedError, match="openvino can't run this prefix"):
+        node.tuned(subject_of(tmp_path), tmp_path, None, "openvino")
+    breaking(monkeypatch)
+    assert node.tuned(subject_of(tmp_path), tmp_path, None, "openvino").candidate == Candidate(*OV)
+
+
+def test_an_old_record_is_measured_again(prefix, state, monkeypatch):
+    tuned(state, prefix)
+    (record,) = state.iterdir()
+    month_ago = time.time() - tuning.KEPT_S - 1
+    os.utime(record, (month_ago, month_ago))
+    asked = breaking(monkeypatch)
+    tuned(state, prefix)
+    assert asked
+
+
+def test_openvino_says_what_is_wrong_rather_than_where():
+    from headwater.node.engine import first_line
+
+    said = "Exception from src/core.cpp:107:\nCheck 'ok' failed at frontend.cpp:124:\nno such operation: CDist\n\n"
+    assert first_line(RuntimeError(said)) == "no such operation: CDist"
+    assert first_line(RuntimeError("plain\nand more")) == "plain"
+    assert first_line(MemoryError()) == "MemoryError"
 
 
 def test_a_child_ends_with_the_node_that_was_killed(prefix):

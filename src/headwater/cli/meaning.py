@@ -25,7 +25,7 @@ def near_options(file: JobFile) -> dict[str, Any]:
         "node_cache": file.nodes.cache or None,
     }
     if file.plan.file not in ("", "auto"):
-        return {**options, "plan": file.path(file.plan.file)}
+        return {**options, "plan": file.path(file.plan.file), "tolerance": file.plan.tolerance}
     if file.plan.profile:
         options["profile"] = file.path(file.plan.profile)
     return {**options, "cut": file.plan.cut, "codec": file.plan.codec, "precision": file.plan.precision,

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from headwater.errors import HeadwaterError
@@ -104,12 +105,12 @@ def table(seen: list[Seen]) -> Table:
         found.add_column(title, justify="right", no_wrap=True)
     for each in seen:
         if each.fault:
-            found.add_row(each.address, each.fault, style="red")
+            found.add_row(each.address, escape(each.fault), style="red")
             continue
         hello = each.hello
         found.add_row(
             each.address,
-            ", ".join(hello["roots"]),
+            escape(", ".join(hello["roots"])),
             f"{hello['cores']:g}",
             f"{hello['memory_bytes'] / 1e9:.1f} GB" if hello.get("memory_bytes") else "?",
             f"{each.rate('num_rows'):,.1f}",
@@ -129,6 +130,6 @@ def show_prefixes(seen: list[Seen], console: Console) -> None:
         for prefix in each.hello.get("prefixes", ()):
             gives = "everything" if prefix["outputs"] is None else ", ".join(prefix["outputs"])
             found.add_row(each.address, prefix["digest"][:12], gives, prefix["precision"], prefix["engine"],
-                          str(prefix["threads"]), str(prefix["batch"]), prefix["why"])  # fmt: skip
+                          str(prefix["threads"]), str(prefix["batch"]), escape(prefix["why"]))  # fmt: skip
     if found.row_count:
         console.print(found)

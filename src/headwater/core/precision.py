@@ -13,6 +13,7 @@ from headwater.core.form import Number, Text, formed
 
 FULL = "fp32"
 TOLERANCE = 0.99  # of samples on which the model's first choice must stay the same, unless the user says otherwise
+MIN_COSINE = 0.9  # below, rows are other rows, whatever a head that has not learned yet makes of them
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def allowed(
             reasons.append(f"{precision} is not used: its error was not measured")
         elif not found.agreement >= tolerance:
             reasons.append(f"{precision} is not used: {found}; at least {100 * tolerance:.3g} % are wanted (tolerance)")
+        elif not found.cosine >= MIN_COSINE:
+            reasons.append(f"{precision} is not used: {found}; a cosine of at least {MIN_COSINE} is wanted")
         else:
             usable.append(precision)
     return tuple(usable), tuple(reasons)

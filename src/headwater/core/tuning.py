@@ -22,8 +22,8 @@ AUTO = "auto"
 EQUAL = 0.03
 BATCHES = (4, 1, 16, 32)  # rows at once; the first is tried with every engine
 TRIAL_S = 0.15  # that a trial aims to take
-# Decoding and resizing a JPEG of 500×375 takes 2.5 to 5.5 ms of a core (measured): a prefix that takes a tenth of that
-# is not worth choosing for.
+# Of one core. Decoding and resizing a JPEG of 500×375 takes 2.5 to 5.5 ms of it (measured): a prefix that takes a tenth
+# of that is not worth choosing for.
 TRIFLE_ROWS_PER_S = 4_000.0
 _CLOSE = 0.9  # of the fastest: worth trying with other numbers of rows
 _RUNS = 3  # of a trial at least: one to warm up, two that count
@@ -43,11 +43,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a candidate: rows a second of the whole node, or why it can't be used."""
+    """What came of a candidate: rows a second of the whole node, or why it can't be used.
+
+    `ended`: the process it ran in ended, or was ended, in the middle. Another time that may go otherwise.
+    """
 
     candidate: Candidate
     rows_per_s: float = 0.0
     fault: str = ""
+    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class Tuner:
         return max(TRIAL_S, _RUNS * at_once / rate)
 
     def _is_trifle(self) -> bool:
-        return bool(self.trials) and self.trials[0].rows_per_s > TRIFLE_ROWS_PER_S
+        return bool(self.trials) and self.trials[0].rows_per_s > TRIFLE_ROWS_PER_S * self._cores
 
     def _wider(self) -> list[Candidate]:
         good = sorted((trial for trial in self.trials if not trial.fault), key=lambda trial: -trial.rows_per_s)
@@ -119,8 +123,13 @@ class Tuner:
 
 
 def choose(trials: Sequence[Trial], only: str = AUTO) -> Tuned | None:
-    """What to take of all that was tried, or of one engine; None if nothing worked."""
-    good = [trial for trial in trials if not trial.fault and only in (AUTO, trial.candidate.engine)]
+    """What to take of all that was tried, or of one engine; None if nothing worked.
+
+    An engine that ended its process is left out, whatever it did before that.
+    """
+    ended = {trial.candidate.engine for trial in trials if trial.ended}
+    good = [trial for trial in trials
+            if not trial.fault and trial.candidate.engine not in ended and only in (AUTO, trial.candidate.engine)]  # fmt: skip
     if not good:
         return None
     fastest = max(trial.rows_per_s for trial in good)
@@ -169,10 +178,9 @@ def _why(best: Trial, trials: Sequence[Trial], only: str) -> str:
         elif engine != best.candidate.engine and own:
             equal = " (counts as equal)" if max(own) >= best.rows_per_s * (1 - EQUAL) else ""
             text += f"; {engine} at best {max(own):,.3g}{equal}"
-    if len(trials) == 1 and best.rows_per_s > TRIFLE_ROWS_PER_S:
-        text += "; so small a prefix is not worth more trials"
-    elif len(trials) == 1:
-        text += "; nothing else was tried: it was best for another cut of the model, or there was no time"
+    if len(trials) == 1:
+        text += ("; nothing else was tried: so small a prefix is not worth it, or this was best for another cut of the "
+                 "model, or there was no time")  # fmt: skip
     return text
 
 

@@ -101,11 +101,11 @@ class Calibrations:
         raise RefusedError(f"{wire.UNKNOWN_CALIBRATION} {calibration} of prefix {prefix}")
 
     def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        code, said = self._children.run("headwater.node.quantise", json.dumps(asked).encode(), _WITHIN_S)
+        ended = self._children.run("headwater.node.quantise", json.dumps(asked).encode(), _WITHIN_S)
         try:
-            answer = json.loads(said)
+            answer = json.loads(ended.said)
         except ValueError:
-            raise RefusedError(f"making an int8 prefix ended with exit code {code}; is it memory? use fp32") from None
+            raise RefusedError(f"what makes an int8 prefix {ended}; use fp32") from None
         if "error" in answer:
             raise wire.error_from_wire(answer["error"].encode()) or RefusedError(str(answer["error"]))
         result: dict[str, Any] = answer

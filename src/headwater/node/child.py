@@ -12,7 +12,25 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+
+_ERRORS_KEPT = 2000
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended, and all that it said."""
+
+    code: int
+    said: bytes
+    errors: str  # the end of what it wrote to standard error
+    in_time: bool
+
+    def __str__(self) -> str:
+        how = f"ended with exit code {self.code}; is it memory?" if self.in_time else "was ended: it took too long"
+        last = self.errors.strip().splitlines()[-1:]
+        return how + (f" ({last[0][:200]})" if last else "")
 
 
 class Children:
@@ -28,15 +46,16 @@ class Children:
         """Whether children are ended rather than waited for."""
         return self._closed
 
-    def run(self, module: str, request: bytes, within_s: float) -> tuple[int, bytes]:
-        """Its exit code and all that it said; killed if it takes longer."""
+    def run(self, module: str, request: bytes, within_s: float) -> Ended:
+        """Wait for its end; it is killed if that takes longer."""
         with (
             tempfile.TemporaryDirectory(prefix="headwater-child-") as folder,  # gone with it, however it ends
             tempfile.TemporaryFile() as answer,  # nobody reads before it has ended, and a pipe would fill up
+            tempfile.TemporaryFile() as errors,
         ):
             # In a session of its own: Ctrl-C is the node's to answer, which then ends its children.
             child = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=answer,
-                                     stderr=subprocess.DEVNULL, start_new_session=True,
+                                     stderr=errors, start_new_session=True,
                                      env={**os.environ, "TMPDIR": folder})  # fmt: skip
             assert child.stdin is not None
             with self._lock:
@@ -47,8 +66,11 @@ class Children:
                 with contextlib.suppress(OSError):  # it died before it could listen
                     child.stdin.write(request + b"\n")
                     child.stdin.flush()
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                in_time = True
+                try:
                     child.wait(timeout=within_s)
+                except subprocess.TimeoutExpired:
+                    in_time = False
             finally:
                 child.kill()
                 child.wait()
@@ -57,7 +79,8 @@ class Children:
                 with self._lock:
                     self._running.discard(child)
             answer.seek(0)
-            return child.returncode, answer.read()
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _ERRORS_KEPT))
+            return Ended(child.returncode, answer.read(), errors.read().decode(errors="replace"), in_time)
 
     def close(self) -> None:
         """End them all, and whatever is started from now on."""

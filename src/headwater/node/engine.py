@@ -89,4 +89,6 @@ class Engine:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:300]
+    """What an engine has to say, in one line. OpenVINO tells first where in its sources it was."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1 if lines[0].startswith(("Exception from ", "Check ")) else 0][:300]

@@ -134,6 +134,14 @@ class Prefixes:
         """The engine for this; tried out and loaded if need be, which takes a while."""
         return self._loaded(wanted).engine
 
+    def ready(self, wanted: Wanted) -> Engine | None:
+        """The engine for this if it is loaded; takes no time."""
+        with self._lock:
+            if wanted not in self._engines:
+                return None
+            self._engines.move_to_end(wanted)
+            return self._engines[wanted].engine
+
     def way(self, wanted: Wanted) -> tuple[Path, Sequence[str] | None, Candidate]:
         """The file to run, which of its outputs, and how: for whoever runs it in another process."""
         loaded = self._loaded(wanted)

@@ -159,7 +159,8 @@ def _probe_prefix(found: dict[str, Any], model: Model, inputs: np.ndarray, want:
     engine.run(inputs[:1], want.boundary)  # lays out memory once, whatever the batch
     before = _reset_peak()
     engine.run(inputs, want.boundary)
-    found["row_bytes"] = max(0, _peak_bytes() - before) // len(inputs)
+    # A group goes through in pieces of so many rows: the peak is of one.
+    found["row_bytes"] = max(0, _peak_bytes() - before) // min(len(inputs), model.way.batch)
     found["prefix_s"], tensors = _per_row(lambda: engine.run(inputs, want.boundary), len(inputs), MEASURE_S)
     with tempfile.TemporaryDirectory(prefix="headwater-probe-") as folder:
         found["kernels"] = Engine(model.data, model.outputs, profile=str(Path(folder) / "run")).kernels(inputs)

@@ -19,6 +19,7 @@ import numpy as np
 from headwater.core.draw import Draw
 from headwater.data import wire
 from headwater.data.cores import cpu_flags
+from headwater.data.shards.reading import read_sample
 from headwater.data.store import open_store
 from headwater.errors import BadSampleError, HeadwaterError, RefusedError
 from headwater.node.child import read_request
@@ -140,8 +141,7 @@ def _rows(chunk: wire.Chunk) -> Iterator[np.ndarray]:
     for ref in chunk.samples:
         row = np.empty(spec.shape, spec.dtype)
         try:
-            data = store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag)
-            want.transforms.apply(data, ref.key, Draw(chunk.seed, chunk.epoch, ref.id), out=row)
+            want.transforms.apply(read_sample(store, ref), ref.key, Draw(chunk.seed, chunk.epoch, ref.id), out=row)
         except BadSampleError:
             continue
         yield row

@@ -41,6 +41,7 @@ from headwater.node import engines
 from headwater.node.cache import Cache
 from headwater.node.memory import memory_bytes
 from headwater.node.prefixes import Prefixes, Wanted
+from headwater.node.quantise import has_vnni
 from headwater.version import VERSION
 
 MAX_CHUNKS = 16  # worked on at once; further ones wait their turn
@@ -165,21 +166,23 @@ class Node(flight.FlightServerBase):
             return self._stopping or context.is_cancelled()
 
         with _as_status():
+            run, maker = None, _MAKER
+            if want.prefix:  # before a turn is taken: others whose engines are there need not wait for this one's
+                engine = self._prefixes.ready(Wanted.of(want))
+                if engine is None:
+                    loading = self._start(self._prefixes.engine, Wanted.of(want))
+                    for _ in self._while(loading, abandoned):
+                        yield pa.RecordBatch.from_pylist([], schema=schema), b""  # a sign of life: see data.extract
+                    engine = loading.result()
+                run = partial(engine.run, boundary=want.boundary)
+                maker = f"{_MAKER}, {engine.name} {engines.version(engine.name)}"
+                if want.precision == "int8":
+                    maker += f", calibrated by {want.calibration}, {'8' if has_vnni() else '7'}-bit weights"
             while not self._turns.acquire(timeout=1.0):
                 if abandoned():
                     raise _ended()
-                yield pa.RecordBatch.from_pylist([], schema=schema), b""  # a sign of life: see data.extract
+                yield pa.RecordBatch.from_pylist([], schema=schema), b""
             try:
-                run, maker = None, _MAKER
-                if want.prefix:
-                    loading = self._start(self._prefixes.engine, Wanted.of(want))
-                    for _ in self._while(loading, abandoned):
-                        yield pa.RecordBatch.from_pylist([], schema=schema), b""
-                    engine = loading.result()
-                    run = partial(engine.run, boundary=want.boundary)
-                    maker = f"{_MAKER}, {engine.name} {engines.version(engine.name)}"
-                    if want.precision == "int8":
-                        maker += f", calibrated by {want.calibration}"
                 kept = self.cache.look_up(chunk, maker) if self.cache is not None else None
                 if kept is not None:
                     for ids, columns in kept.pieces():

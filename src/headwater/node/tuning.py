@@ -4,7 +4,8 @@ Owns the clock and the child process around `core.tuning`, which decides. Trials
 (`python -m headwater.node.tuning`), so that the node's memory and threads stay clean, and so that an engine that breaks
 takes nobody along. They take about `BUDGET_S` in all. What was found is kept for each prefix, its outputs, its
 precision and this machine (with its cores and the versions of its engines); a record that is damaged, or of anything
-else, is measured again. For other outputs of the same file, which are other cuts of the same model, what was best for
+else, or older than `KEPT_S`, is measured again. An engine that ended its process, or took too long, is left out until
+the node starts again, and nothing is kept then. One prefix is tried at a time. For other outputs of the same file, which are other cuts of the same model, what was best for
 the first is tried alone: a job that changes its cut in the middle of an epoch should not stand still for long.
 """
 
@@ -29,7 +30,7 @@ from headwater.core.tuning import trials_to_json as to_json
 from headwater.data.cores import machine, usable_cores
 from headwater.errors import ConfigError, RefusedError
 from headwater.node import engines
-from headwater.node.child import Children, read_request
+from headwater.node.child import Children, Ended, read_request
 from headwater.node.engine import first_line
 from headwater.node.onnxfile import check_self_contained, up_to
 
@@ -39,7 +40,9 @@ BUDGET_S = 4.0
 _END_AFTER_S = 60.0  # a child that is stuck; a slow device needs some time for even one trial
 TOLERANCE = 1e-4  # of the largest value: what rows may differ from ONNX Runtime's
 MAX_RECORDS = 1000
+KEPT_S = 30 * 24 * 3600.0
 FORMAT = "headwater-tuning 1"
+_STOPPING = "the node is stopping; ask again once it is back"
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Tuning:
         self._known: dict[Subject, tuple[Trial, ...]] = {}
         self._children = Children()
         self._lock = threading.Lock()
+        self._turn = threading.Lock()
 
     def tuned(self, subject: Subject, path: Path, outputs: Sequence[str] | None, engine: str = AUTO) -> Tuned:
         """How to run this prefix, tried now if nothing is known. `path` and `outputs` say where it is.
@@ -73,8 +77,9 @@ class Tuning:
             alike = choose(self._read_alike(subject) or ())
             trials = self._try(subject, path, outputs, able, alike.candidate if alike else None)
             self._write(subject, trials)
-        if engine != AUTO and not any(each.candidate.engine == engine for each in trials):
-            trials += self._try(subject, path, outputs, (engine,))
+        if engine != AUTO and not any(each.candidate.engine == engine and not each.ended for each in trials):
+            others = tuple(each for each in trials if each.candidate.engine != engine)
+            trials = others + self._try(subject, path, outputs, (engine,))
             self._write(subject, trials)
         with self._lock:
             self._known[subject] = trials
@@ -85,7 +90,7 @@ class Tuning:
             fault = fault_of(trials, engine) or "its trial did not end"
             raise RefusedError(f"{engine} can't run this prefix: {fault}; set the plan's engine to \"auto\"")
         faults = "; ".join(dict.fromkeys(f"{each.candidate.engine}: {each.fault}" for each in trials if each.fault))
-        return Tuned(Candidate(able[0]), trials, f"no trial succeeded ({faults})")
+        return Tuned(Candidate(able[0]), trials, f"no trial succeeded ({faults or 'the log of the node says more'})")
 
     def close(self) -> None:
         """End what is being tried."""
@@ -108,14 +113,24 @@ class Tuning:
             "cores": self._cores,
             "budget_s": self._budget_s,
         }
-        within_s = self._budget_s + _END_AFTER_S
-        code, said = self._children.run("headwater.node.tuning", json.dumps(asked).encode(), within_s)
+        with self._turn:  # another one's trials beside these would make them say something else
+            if self._children.closed:
+                raise RefusedError(_STOPPING)
+            within_s = self._budget_s + _END_AFTER_S
+            ended = self._children.run("headwater.node.tuning", json.dumps(asked).encode(), within_s)
         if self._children.closed:
-            raise RefusedError("the node is stopping; ask again once it is back")
-        trials = _told(said.splitlines(), code)
+            raise RefusedError(_STOPPING)
+        trials = _told(ended)
         for engine in dict.fromkeys(each.candidate.engine for each in trials):
             if fault := fault_of(trials, engine):
                 log.warning("%s can't be used for prefix %s: %s", engine, subject.digest[:12], fault)
+        if not trials:
+            log.warning("no engine could be tried for prefix %s: what tries them %s\n%s", subject.digest[:12], ended,
+                        ended.errors)  # fmt: skip
+        broken = {each.candidate.engine for each in trials if each.ended}
+        left = [each for each in able if each not in {trial.candidate.engine for trial in trials}]
+        if broken and left:
+            trials += self._try(subject, path, outputs, left)
         return trials
 
     def _path(self, subject: Subject) -> Path:
@@ -140,8 +155,11 @@ class Tuning:
         return None
 
     def _read(self, subject: Subject) -> tuple[Trial, ...] | None:
+        path = self._path(subject)
         try:
-            kept = json.loads(self._path(subject).read_bytes())
+            kept = json.loads(path.read_bytes())
+            if time.time() - path.stat().st_mtime > KEPT_S:
+                return None
             if kept["format"] != FORMAT or kept["about"] != self._about(subject):
                 raise ConfigError("it is of something else")
             trials = trials_from_json(kept["trials"])
@@ -154,7 +172,7 @@ class Tuning:
 
     def _write(self, subject: Subject, trials: Sequence[Trial]) -> None:
         """Whole or not at all. Without it the next start tries again, so a full disk is no reason to stop."""
-        if choose(trials) is None:
+        if choose(trials) is None or any(each.ended for each in trials):
             return
         said = {"format": FORMAT, "about": self._about(subject), "trials": to_json(trials)}
         path = self._path(subject)
@@ -176,11 +194,11 @@ def _short_digest(about: Any) -> str:
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 
 
-def _told(lines: Sequence[bytes], code: int) -> tuple[Trial, ...]:
+def _told(ended: Ended) -> tuple[Trial, ...]:
     """The trials that a child has told of; what it was at when it died is a fault."""
     trials: list[Trial] = []
     trying = None
-    for line in lines:
+    for line in ended.said.splitlines():
         try:
             said = json.loads(line)
             if "trying" in said:
@@ -190,8 +208,8 @@ def _told(lines: Sequence[bytes], code: int) -> tuple[Trial, ...]:
                 trying = None
         except (ValueError, TypeError, ConfigError):
             continue  # cut short, or an engine's own words
-    if trying is not None and code != 0:
-        trials.append(Trial(trying, fault=f"it ended its process (code {code}); is it memory?"))
+    if trying is not None and ended.code != 0:
+        trials.append(Trial(trying, fault=f"the process that tried it {ended}", ended=True))
     return tuple(trials)
 
 
@@ -249,7 +267,7 @@ class _Bench:
             assert self._session is not None
             return Trial(candidate, self._rate(self._session, candidate))
         except Exception as error:
-            return Trial(candidate, fault=first_line(error) or type(error).__name__)
+            return Trial(candidate, fault=first_line(error))
 
     def _check(self, session: engines.Session) -> None:
         """At full precision every engine gives the rows that ONNX Runtime gives. Others state their error elsewhere."""

@@ -115,6 +115,8 @@ class Job:
         From then on the plan is pinned: links and nodes are no longer watched. Raises, and changes nothing, if the plan
         can't be carried out.
         """
+        if plan.precision not in (FULL, *self.deviations) and plan.prefix == "storage":
+            self.deviations[plan.precision] = self._source.deviation(plan, self.model)
         if self._watch is not None:
             self._watch.close()
         self._source.adopt(plan)
@@ -296,7 +298,11 @@ def _settle(source: Source, model: NearModel, plan: Plan, precision: str, tolera
     A plan that was given keeps its precision, whatever the error.
     """
     if plan.precision != FULL:
-        return {plan.precision: source.deviation(plan, model)}
+        deviations = {plan.precision: source.deviation(plan, model)}
+        if allowed([plan.precision], deviations, tolerance)[1]:
+            warnings.warn(f"the plan pins {plan.precision}, which is further from fp32 than the tolerance of "
+                          f"{100 * tolerance:.3g} %: {deviations[plan.precision]}", stacklevel=3)  # fmt: skip
+        return deviations
     reduced = replace(plan, precision=precision)
     try:
         found = {precision: source.deviation(reduced, model)}

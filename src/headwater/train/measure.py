@@ -162,9 +162,14 @@ def measure(
         with progress.step("measuring how fast the machines are today"):
             speeds, own_speed = _speeds(profile, pipeline, samples, holdings, clients, refs, fetched, seed)
         if shipped is not None and precision in profile.deviations:
+            deviations = {}
             with progress.step(f"measuring the error of {precision}"):
-                found = _deviation(captured, cuts, pipeline, samples, seed, shipped, clients, holdings, precision)
-            profile = replace(profile, deviations={precision: found})
+                try:
+                    deviations[precision] = _deviation(captured, cuts, pipeline, samples, seed, shipped, clients,
+                                                       holdings, precision)  # fmt: skip
+                except (RefusedError, PlanError) as error:
+                    warnings.warn(f"fp32 is used: {error}", stacklevel=3)
+            profile = replace(profile, deviations=deviations)
     else:
         profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, shipped, export_s,
                            float(hellos[0]["cores"]), refs, fetched, links[0], progress, precision,
@@ -299,6 +304,8 @@ def _profile(
         client.prepare()
         found = client.probe(chunk)
     reduced, deviations = dict[str, tuple[float | None, ...]](), dict[str, Deviation]()
+    if shipped is None and precision != FULL:
+        warnings.warn(f"{precision} has nothing to do: no cut of the model can be sent to a node", stacklevel=4)
     if shipped and precision != FULL:
         with progress.step(f"measuring {precision} on {client.name}"):
             try:
@@ -309,7 +316,7 @@ def _profile(
                 want = calibrated(replace(extraction, precision=precision), samples, seed, clients, holdings)
                 reduced[precision] = _prefix_curve(client.probe(replace(chunk, extraction=want)), captured, deepest,
                                                    shipped)  # fmt: skip
-                deviations[precision] = deviation(want, deepest, samples, seed, client, NearModel(captured),
+                deviations[precision] = deviation(want, deepest, samples, seed, clients, NearModel(captured),
                                                   holdings)  # fmt: skip
             except (RefusedError, PlanError) as error:
                 warnings.warn(f"fp32 is used: {error}", stacklevel=4)
@@ -365,7 +372,7 @@ def _deviation(
     want = Extraction(samples.url, pipeline, shipped.digest, deepest.boundary, precision, node_batch=NODE_BATCH,
                       outputs=shipped.names_at(deepest))  # fmt: skip
     want = calibrated(want, samples, seed, clients, holdings)
-    return deviation(want, deepest, samples, seed, clients[0], NearModel(captured), holdings)
+    return deviation(want, deepest, samples, seed, clients, NearModel(captured), holdings)
 
 
 def _prefix_curve(

@@ -55,9 +55,27 @@ def deviation(
     cut: Cut,
     samples: Samples,
     seed: int,
-    client: NodeClient,
+    clients: Sequence[NodeClient],
     model: NearModel,
     holdings: Holdings | None = None,
+) -> Deviation:
+    """Of the node whose rows are furthest off: one of each kind is asked, since engines and CPUs round differently."""
+    kinds = dict[tuple[object, ...], NodeClient]()
+    for client in clients:
+        said = client.hello()
+        kinds.setdefault((said.get("machine"), said.get("engine_versions")), client)
+    found = [_deviation(extraction, cut, samples, seed, each, model, holdings) for each in kinds.values()]
+    return min(found, key=lambda each: (each.agreement, each.cosine))
+
+
+def _deviation(
+    extraction: Extraction,
+    cut: Cut,
+    samples: Samples,
+    seed: int,
+    client: NodeClient,
+    model: NearModel,
+    holdings: Holdings | None,
 ) -> Deviation:
     """Ask a node for the same rows twice, and run the rest of the model on both."""
     refs = spread_out(samples, NUM_CHECKED, holdings, client.name, other=True)
@@ -72,8 +90,12 @@ def deviation(
     full, reduced = ([each for each in tensors if each.dtype.kind == "f"] for tensors in found)
     rows = [np.concatenate([each.reshape(len(each), -1) for each in part], 1).astype(np.float64)
             for part in (full, reduced)]  # fmt: skip
+    if not np.isfinite(rows[1]).all():
+        raise RefusedError(f"{client.name}: in {extraction.precision} some values of rows are no numbers any more; use "
+                           "fp32")  # fmt: skip
     lengths = np.linalg.norm(rows[0], axis=1) * np.linalg.norm(rows[1], axis=1)
-    cosines = np.where(lengths > 0, (rows[0] * rows[1]).sum(1) / np.maximum(lengths, 1e-300), 1.0)
+    equal = (rows[0] == rows[1]).all(1)  # rows of zeros have no direction
+    cosines = np.where(equal, 1.0, (rows[0] * rows[1]).sum(1) / np.maximum(lengths, 1e-300))
     first, second = (_first_choice(model, [torch.from_numpy(each.copy()) for each in part], cut) for part in found)
     return Deviation(
         cosine=float(cosines.mean()),
@@ -89,8 +111,9 @@ def spread_out(
 ) -> tuple[SampleRef, ...]:
     """Samples from all over the data set, or of what a node holds; `other` ones if there are enough."""
     ids = np.arange(len(samples)) if holdings is None else np.flatnonzero(holdings.rows[node] >= 0)
-    step = max(1, len(ids) // count)
-    ids = ids[step // 2 if other else 0 :: step][:count]
+    count = min(count, len(ids))
+    step = len(ids) / max(count, 1)
+    ids = ids[(np.arange(count) * step + (step / 2 if other else 0)).astype(np.int64)]
     return tuple(samples.take(ids) if holdings is None else holdings.refs(node, ids))
 
 

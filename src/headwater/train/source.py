@@ -136,10 +136,10 @@ class Source:
         return self._carried.version
 
     def deviation(self, plan: Plan, model: NearModel) -> Deviation:
-        """How far this plan's rows are from those of full precision; measured on a node."""
+        """How far this plan's rows are from those of full precision; measured on nodes."""
         given = self._setting
         want = self._prepare(plan, self.version).extraction
-        return deviation(want, given.cuts[plan.cut], given.samples, given.seed, given.clients[0], model,
+        return deviation(want, given.cuts[plan.cut], given.samples, given.seed, given.clients, model,
                          given.holdings)  # fmt: skip
 
     def adopt(self, plan: Plan, unless: Event | None = None) -> bool:

@@ -106,7 +106,8 @@ def check_possible(engine: str, precision: str) -> None:
         raise RefusedError(f"precision {precision}: {fault}")
     if engine != "auto" and engine not in engines_for(precision):
         here = ", ".join(engines_for(precision))
+        install = f"install it there (pip install 'headwater[{engine}]'), or " if engine not in available() else ""
         raise RefusedError(
-            f"the plan pins the engine {engine!r}, and for {precision} this node has {here}; "
-            f"install it there (pip install 'headwater[{engine}]'), or set engine to \"auto\""
+            f"the plan pins the engine {engine!r}, and for {precision} this node has {here}; {install}"
+            'set engine to "auto"'
         )

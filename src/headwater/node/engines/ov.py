@@ -45,6 +45,7 @@ class OpenVino:
             found = request.infer([rows], share_inputs=True)
             return [found[place] for place in range(len(self.outputs))]
         finally:
+            request._inputs_data = None  # or it would hold the group's buffer until its next run
             self._requests.put(request)
 
 
