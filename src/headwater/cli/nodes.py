@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -66,12 +66,11 @@ def nodes(
             with Live(console=console, auto_refresh=False) as live:
                 while True:
                     seen = look(clients, seconds)
-                    live.update(table(seen), refresh=True)
+                    live.update(Group(*tables(seen)), refresh=True)
         else:
             with console.status(f"looking for {seconds:g} s"):
                 seen = look(clients, seconds)
-            console.print(table(seen))
-            show_prefixes(seen, console)
+            console.print(*tables(seen), sep="\n")
     finally:
         for client in clients.values():
             client.close()
@@ -95,6 +94,11 @@ def look(clients: dict[str, NodeClient], seconds: float) -> list[Seen]:
 
     with ThreadPoolExecutor(len(clients)) as pool:
         return list(pool.map(one, clients))
+
+
+def tables(seen: list[Seen]) -> list[Table]:
+    """Who is there; and what they run, if they do."""
+    return [each for each in (table(seen), prefixes(seen)) if each.row_count]
 
 
 def table(seen: list[Seen]) -> Table:
@@ -121,7 +125,7 @@ def table(seen: list[Seen]) -> Table:
     return found
 
 
-def show_prefixes(seen: list[Seen], console: Console) -> None:
+def prefixes(seen: list[Seen]) -> Table:
     """What each node runs, and why that way."""
     found = Table(title="prefixes in use", title_justify="left")
     for title in ("node", "prefix", "gives", "precision", "engine", "threads", "rows at once", "why"):
@@ -131,5 +135,4 @@ def show_prefixes(seen: list[Seen], console: Console) -> None:
             gives = "everything" if prefix["outputs"] is None else ", ".join(prefix["outputs"])
             found.add_row(each.address, prefix["digest"][:12], gives, prefix["precision"], prefix["engine"],
                           str(prefix["threads"]), str(prefix["batch"]), escape(prefix["why"]))  # fmt: skip
-    if found.row_count:
-        console.print(found)
+    return found
