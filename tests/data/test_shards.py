@@ -27,7 +27,7 @@ from headwater.data.shards.pack import pack
 from headwater.data.shards.reading import read_sample
 from headwater.data.shards.record import ALIGN, HEADER_BYTES, check_record, header_of, read_record
 from headwater.data.shards.verify import verify_set
-from headwater.data.store import open_store
+from headwater.data.store import Store, open_store
 from headwater.data.transforms import (
     CenterCrop,
     Grayscale,
@@ -475,6 +475,31 @@ def test_a_damaged_index_is_found_and_made_again(pictures: Path, target: Path) -
     done = _pack(pictures, target, verify=True)
     assert done.num_made == 5
     _assert_same(str(pictures), str(target), FIXED)
+
+
+@pytest.mark.parametrize(("name", "which"), [("shards/00000002.hws", 1), ("index.parquet", 1), ("index.parquet", 2)])
+def test_a_store_that_fails_while_a_set_is_checked_is_not_taken_for_damage(
+    pictures: Path, target: Path, monkeypatch: pytest.MonkeyPatch, name: str, which: int
+) -> None:
+    _pack(pictures, target)
+    shard = _shards(target)[4]
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1  # so that the set is opened again, which reads the index again
+    shard.write_bytes(data)
+    before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    real, asked = Store.read, []
+
+    def read(store: Store, key: str, *args: Any, **options: Any) -> Any:
+        asked.append(key)
+        if key == name and asked.count(name) == which:
+            raise StoreError(f"{key} can't be read: no answer")
+        return real(store, key, *args, **options)
+
+    monkeypatch.setattr(Store, "read", read)
+    with pytest.raises(StoreError, match="no answer"):
+        _pack(pictures, target, verify=True)
+    assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == before
+    assert _pack(pictures, target, verify=True).num_made == 1
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,22 @@ from headwater.data.shards.record import header_of, padding, record_bytes
 from headwater.data.shards.verify import verify_set
 from headwater.data.store import Store, full_url, make_folder, open_store, redact
 from headwater.data.transforms import Transforms
-from headwater.errors import BadSampleError, ChangedError, ConfigError, DataError, EmptyDataError, TransformError
+from headwater.errors import (
+    BadSampleError,
+    ChangedError,
+    ConfigError,
+    DataError,
+    EmptyDataError,
+    StoreError,
+    TransformError,
+)
 
 NUM_READERS = 16  # pictures read at once; as many as a node reads
 SHARD_BYTES = 64_000_000
 _LOOKED_AT = 16  # pictures decoded to learn their size where it is not the same for all
 _ABOUT, _MADE_WITH = b"headwater", b"pillow"  # what a part says of its shard, in its schema's metadata
+# Errors that say nothing about a set's own bytes, such as a store that does not answer: no reason to make them again.
+_NO_DAMAGE = (StoreError, ChangedError, TransformError)
 
 Tell = Callable[[str, int], None]  # what is being done, and how many pictures or shards are
 
@@ -182,6 +192,8 @@ def _finished(store: Store, wanted: Note) -> Manifest:
 def _verified(target: str, tell: Tell) -> list[str]:
     try:
         return verify_set(target, lambda count: tell("checking shards", count))
+    except _NO_DAMAGE:
+        raise
     except DataError as error:  # the index: all shards are made again
         return [str(error)]
 
@@ -200,6 +212,8 @@ def _reopen(store: Store, manifest: Manifest) -> None:
     shards = {shard.number: shard for shard in manifest.shards}
     try:
         index = read_index(store, manifest)
+    except _NO_DAMAGE:
+        raise
     except DataError:
         index = INDEX_SCHEMA.empty_table()  # nothing tells what is in the shards
     for number in pc.unique(index["shard"]).to_pylist():
