@@ -429,6 +429,48 @@ def test_a_damaged_byte_is_a_bad_sample_and_found_and_repaired(pictures: Path, t
     _assert_same(str(pictures), str(target), FIXED)
 
 
+def test_shards_that_changed_places_are_bad_samples_and_found_and_repaired(pictures: Path, target: Path) -> None:
+    _pack(pictures, target)
+    one, two = _shards(target)[:2]
+    one.rename(target / "x")
+    two.rename(one)
+    (target / "x").rename(two)
+    bad = _bad(target)
+    assert sorted(bad) == list(range(20))
+    assert all("whole, and not the one that the index has there" in text and "--verify" in text for text in bad.values())
+    assert ["10 of its 10 samples are damaged" in fault for fault in verify_set(str(target))] == [True, True]
+    assert _pack(pictures, target, verify=True).num_made == 2
+    assert _bad(target) == {}
+    _assert_same(str(pictures), str(target), FIXED)
+
+
+def test_a_new_index_over_old_shards_does_not_give_old_pictures_new_labels(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    """As after `rsync --size-only` of a set that was packed again; and although the records were checked before."""
+    _pack(source, target)
+    assert _bad(target) == {}
+    (source / "b" / "004.jpg").write_bytes((source / "c" / "005.jpg").read_bytes())
+    _pack(source, tmp_path / "again")
+    for name in ("index.parquet", "manifest.json"):
+        shutil.copy(tmp_path / "again" / name, target / name)
+    number = list_samples(str(source)).keys.to_pylist().index("b/004.jpg")
+    assert list(_bad(target)) == [number]
+
+
+def test_another_record_is_another_sample_to_a_cache(source: Path, target: Path, tmp_path: Path) -> None:
+    """Kept rows are found by the etag: it tells records apart where that of the file does not."""
+    _pack(source, target)
+    (before,) = list_samples(str(target)).take([0])
+    (source / "a" / "000.jpg").write_bytes((source / "b" / "001.jpg").read_bytes())
+    _pack(source, tmp_path / "again")
+    for name in ("index.parquet", "manifest.json"):
+        shutil.copy(tmp_path / "again" / name, target / name)
+    (after,) = list_samples(str(target)).take([0])
+    assert (after.key, after.offset, after.length) == (before.key, before.offset, before.length)
+    assert after.etag != before.etag
+
+
 def test_a_shard_cut_short_loses_the_samples_behind_the_cut_and_no_others(pictures: Path, target: Path) -> None:
     _pack(pictures, target)
     shard = _shards(target)[4]
@@ -592,6 +634,10 @@ def test_from_and_to_an_object_store(pictures: Path, s3: str) -> None:
     assert len(verify_set(f"{s3}/packed")) == 2
     assert _pack(f"{s3}/jpeg", f"{s3}/packed", FLIPPED, verify=True).num_made == 2
     assert _bad(f"{s3}/packed", FLIPPED) == {}
+    keys = ["packed/shards/00000000.hws", "packed/shards/00000001.hws"]
+    for key, data in zip(keys, [bytes(bucket.get(key).bytes()) for key in reversed(keys)], strict=True):
+        bucket.put(key, data)
+    assert sorted(_bad(f"{s3}/packed", FLIPPED)) == list(range(20))
 
 
 def test_an_interrupted_pack_to_an_object_store_goes_on(pictures: Path, s3: str) -> None:

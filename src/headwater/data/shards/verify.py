@@ -51,10 +51,10 @@ def _fault(store: Store, shard: Shard, index: pa.Table) -> str:
     if len(data) == shard.num_bytes and sha256(data) == shard.sha256:
         return ""
     rows = index.filter(pc.and_(pc.equal(index["shard"], shard.number), pc.greater(index["length"], 0)))
-    bad = []
-    for name, offset, length in zip(*(rows[each].to_pylist() for each in ("key", "offset", "length")), strict=True):
+    bad, columns = [], (rows[each].to_pylist() for each in ("key", "offset", "length", "crc32"))
+    for name, offset, length, crc32 in zip(*columns, strict=True):
         try:
-            check_record(data[offset : offset + length], key, offset)
+            check_record(data[offset : offset + length], key, offset, crc32)
         except BadSampleError:
             bad.append(name)
     what = (
