@@ -338,6 +338,27 @@ def test_a_folder_with_other_things_is_refused(pictures: Path, target: Path) -> 
     assert [path.name for path in target.iterdir()] == ["holiday.jpg"]
 
 
+def test_a_folder_with_files_that_no_listing_shows_is_refused_too(pictures: Path, target: Path) -> None:
+    target.mkdir()
+    (target / "budget#2024").write_bytes(b"mine")
+    with pytest.raises(ConfigError, match=r"1 objects that are not of a pack \(budget#2024\); choose an empty"):
+        _pack(pictures, target)
+    assert [path.name for path in target.iterdir()] == ["budget#2024"]
+
+
+def test_only_what_a_killed_pack_left_is_cleared_away(pictures: Path, target: Path) -> None:
+    target.mkdir()
+    (target / "packing.json#1").write_bytes(b"torn")
+    _interrupt(pictures, target, 30)
+    torn = [target / name for name in ("manifest.json#2", "index.parquet#12", "shards/00000004.hws#1")]
+    mine = [target / name for name in ("budget#2024", "shards/x.hws#1", "parts/1.parquet#1")]
+    for path in [*torn, *mine]:
+        path.write_bytes(b"x")
+    _pack(pictures, target)
+    assert [path for path in target.rglob("*#*") if path not in mine] == []
+    assert all(path.exists() for path in mine)
+
+
 def test_a_manifest_of_somebody_else_is_not_taken_for_a_damaged_one(pictures: Path, target: Path) -> None:
     target.mkdir()
     (target / "manifest.json").write_text('{"name": "my web page, which has a manifest, too"}')
@@ -437,7 +458,7 @@ def test_shards_that_changed_places_are_bad_samples_and_found_and_repaired(pictu
     (target / "x").rename(two)
     bad = _bad(target)
     assert sorted(bad) == list(range(20))
-    assert all("whole, and not the one that the index has there" in text and "--verify" in text for text in bad.values())
+    assert all("not the one that the index has there" in text and "--verify" in text for text in bad.values())
     assert ["10 of its 10 samples are damaged" in fault for fault in verify_set(str(target))] == [True, True]
     assert _pack(pictures, target, verify=True).num_made == 2
     assert _bad(target) == {}

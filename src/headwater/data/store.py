@@ -252,11 +252,23 @@ class Store:
             except (BaseError, ValueError, OSError) as error:
                 raise self._refusal(f"{key} can't be deleted", error) from None
 
-    def drop_torn(self, folder: str) -> None:
-        """Take away what a writer that was killed left in a folder of a local store: no listing shows it."""
-        if self._root is not None and self._is_inside(folder):
-            for path in Path(self._root, folder).glob("*#[0-9]*"):
-                path.unlink(missing_ok=True)
+    def unlisted(self, folder: str) -> list[str]:
+        """Files in a folder of a local store that no listing shows: NAME#1, as a writer that was killed leaves them.
+
+        Others may have files that are called so, too.
+        """
+        if self._root is None or not self._is_inside(folder) or not os.path.isdir(os.path.join(self._root, folder)):
+            return []
+        with os.scandir(os.path.join(self._root, folder)) as entries:
+            names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+        return [os.path.join(folder, name) for name in sorted(names) if re.fullmatch(r"[^#]*#\d+", name)]
+
+    def drop_unlisted(self, keys: Sequence[str]) -> None:
+        """Take away files that `unlisted` has named."""
+        for key in keys:
+            assert self._root is not None
+            assert self._is_inside(key)
+            Path(self._root, key).unlink(missing_ok=True)
 
     def _short(self, key: str, offset: int, length: int) -> BadSampleError:
         return BadSampleError(

@@ -39,6 +39,7 @@ from headwater.data.shards.manifest import (
     Manifest,
     Note,
     Shard,
+    is_own,
     part_key,
     read_index,
     read_manifest,
@@ -154,9 +155,10 @@ def _pack(
     found = list_store(store)
     present = set(found.keys.to_pylist())
     note = Note(redact(full_url(source)), samples.fingerprint, steps.to_json(), shard_bytes, 0)
-    if present and not is_packed(found):
-        raise ConfigError(f"{redact(store.url)} has {len(present):,} objects that are not of a pack "
-                          f"({some(sorted(present))}); choose an empty folder")  # fmt: skip
+    others = present | {key for key in _unlisted(store) if not _is_torn(key)}
+    if others and not is_packed(found):
+        raise ConfigError(f"{redact(store.url)} has {len(others):,} objects that are not of a pack "
+                          f"({some(sorted(others))}); choose an empty folder")  # fmt: skip
     if is_ours(found, MANIFEST):
         manifest = _finished(store, note)
         damaged = _missing(manifest, found)
@@ -174,6 +176,15 @@ def _pack(
         damaged = []
     work = _Work(samples, steps, store, note, num_threads, on_bad_sample == "skip", tell)
     return replace(work.run(), damaged=tuple(damaged))
+
+
+def _unlisted(store: Store) -> list[str]:
+    return [key for folder in ("", PARTS, SHARDS) for key in store.unlisted(folder)]
+
+
+def _is_torn(key: str) -> bool:
+    """Whether a pack that was killed has left this: what it was writing, under the name that it would have got."""
+    return is_own(key.rpartition("#")[0])
 
 
 def _finished(store: Store, wanted: Note) -> Manifest:
@@ -300,8 +311,7 @@ class _Work:
         )
 
     def run(self) -> Packing:
-        for folder in ("", PARTS, SHARDS):
-            self._store.drop_torn(folder)
+        self._store.drop_unlisted([key for key in _unlisted(self._store) if _is_torn(key)])
         num_shards = -(-len(self._samples) // self._note.samples_per_shard)
         parts = self._kept(num_shards)
         todo = [number for number in range(num_shards) if number not in parts]
