@@ -165,7 +165,7 @@ def _pack(
         if verify:
             damaged = _verified(target, tell)
         if not damaged:
-            store.delete([key for key in present if key == NOTE or key.startswith(f"{PARTS}/")])
+            store.delete([key for key in present if key == NOTE or (key.startswith(f"{PARTS}/") and is_own(key))])
             etags = read_index(store, manifest)["source_etag"].combine_chunks()
             touched = samples.keys.filter(pc.not_equal(etags, samples.etags)).to_pylist()
             return Packing(manifest, 0, len(manifest.shards), touched=tuple(touched))
@@ -339,7 +339,7 @@ class _Work:
                     kept[number] = part
                 self._tell("checking shards of the earlier run", len(kept))
         known = {f(number) for number in range(num_shards) for f in (shard_key, part_key)} | {NOTE, MANIFEST, INDEX}
-        self._store.delete([key for key in sizes if key not in known and key.startswith((f"{PARTS}/", f"{SHARDS}/"))])
+        self._store.delete([key for key in sizes if key not in known and is_own(key)])
         return kept
 
     def _keep(self, number: int, sizes: dict[str, int]) -> _Part | None:

@@ -77,7 +77,7 @@ def read_record(data: Any, key: str) -> Record:
 
 
 def check_record(data: Any, key: str, offset: int, crc32: int | None = None) -> None:
-    """BadSampleError if header or pixels are not those that were written, or are another record's: see `check_which`."""
+    """BadSampleError if header or pixels are not those that were written, or not those of the record `crc32`."""
     read_record(data, key)
     view = memoryview(data)
     (written,) = _SUM.unpack_from(view, _HEADER.size)
