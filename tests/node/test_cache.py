@@ -1,5 +1,6 @@
 """Rows that were kept are served as they were made, or not at all, whatever happens to node, disk and files."""
 
+import contextlib
 import errno
 import logging
 import os
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 
 from headwater.core import codecs
+from headwater.core.cache import Shelf
 from headwater.core.spec import TensorSpec
 from headwater.data.transforms import HorizontalFlip, Resize, ToFloat, Transforms
 from headwater.node import cache as cache_module
 from headwater.node import rowfiles
 from headwater.node.cache import Cache
+from headwater.node.serve import MAX_FILES
 from headwater.node.service import Node
 from headwater.train.client import NodeClient
 
@@ -386,6 +389,87 @@ def test_a_slow_disk_holds_nothing_up(start, prefix, chunk_of, monkeypatch):
     assert 0 < ask(node, client, chunk_of(prefix))[1] < 50
 
 
+# Many shelves
+
+
+def shelf_of(number):
+    """A shelf as of the draws of this epoch; a row has its key four times."""
+    return Shelf("u", "t", None, None, (TensorSpec("a", (4,), "float32"),), "fp32", "raw", "m", (0, number))
+
+
+def keys_of(first, count):
+    return np.stack([np.arange(first, first + count), np.full(count, 7)], axis=1).astype("<u8")
+
+
+def keep(cache, shelf, first, count, job="job"):
+    keys = keys_of(first, count)
+    cache.keep(shelf, keys, [np.repeat(keys[:, :1].astype(np.float32), 4, axis=1)], job)
+    cache.wait(20)
+
+
+def kept(cache, shelf, first, count):
+    """How many of these rows there are; they are what they should be."""
+    keys, found = keys_of(first, count), 0
+    for numbers, (rows,) in cache.pieces(shelf, keys):
+        assert (rows == keys[numbers, :1]).all()
+        found += len(numbers)
+    return found
+
+
+def num_open(folder):
+    """Files in this folder that this process has open."""
+    paths = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            paths.append(os.readlink(entry))
+    return sum(path.startswith(str(folder)) for path in paths)
+
+
+def test_files_of_shelves_that_nobody_uses_are_closed_and_no_row_is_lost(folder, monkeypatch):
+    monkeypatch.setattr(cache_module, "MAX_OPEN", 3)
+    cache = Cache(folder, 10**7)
+    for turn in range(2):  # the second time rows are added to files that were closed
+        for number in range(10):
+            keep(cache, shelf_of(number), 1 + 5 * turn, 5)
+            assert num_open(folder) <= 2 * 3 + 1, "two a shelf, and the lock"
+    assert [kept(cache, shelf_of(number), 1, 10) for number in range(10)] == [10] * 10
+    assert num_open(folder) <= 2 * 3 + 1
+    cache.close()
+
+
+def test_a_shelf_that_rows_are_added_to_is_not_opened_a_second_time(folder, monkeypatch):
+    """Its end would be cut off under the one who writes."""
+    monkeypatch.setattr(cache_module, "MAX_OPEN", 1)
+    cache, ended = Cache(folder, 10**7), threading.Event()
+    for number in range(4):
+        keep(cache, shelf_of(number), 1, 1)
+
+    def read():
+        while not ended.is_set():
+            for number in range(4):
+                kept(cache, shelf_of(number), 1, 1)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for turn in range(100):
+        keep(cache, shelf_of(turn % 2), 2 + 20 * (turn // 2), 20)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert [kept(cache, shelf_of(number), 1, 1001) for number in range(2)] == [1001] * 2
+    assert cache.to_json()["num_cache_damaged"] == 0
+    cache.close()
+
+
+def test_a_node_may_open_as_many_files_as_the_system_allows(pictures, start_node, tmp_path):
+    few = ("sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh")
+    node = start_node(pictures, options=("--state", str(tmp_path)), wrap=few)
+    (line,) = [line for line in Path(f"/proc/{node.process.pid}/limits").read_text().splitlines() if "files" in line]
+    now, most = (int(number) for number in line.split()[3:5])
+    assert now == min(most, MAX_FILES)
+
+
 # kill -9
 
 WRITER = """
@@ -408,8 +492,6 @@ for number in range(10**6):
 
 
 def test_what_a_killed_node_had_kept_is_served_and_whole(folder):
-    from headwater.core.cache import Shelf
-
     shelf = Shelf("u", "t", None, None, (TensorSpec("a", (500,), "float32"),), "fp32", "raw", "m", None)
     least = 0
     for turn in range(3):

@@ -23,6 +23,7 @@ import re
 import shutil
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,9 @@ from headwater.node.rowfiles import FORMAT, HASH_BYTES, HEAD_BYTES, Segment, pac
 
 DEFAULT_BYTES = 10 * 10**9
 SEGMENTS = 64  # that a full cache consists of, about: what goes at once is a part of the budget, and files stay few
+# Shelves whose files are open and whose keys are in memory: each has a segment that is not full, and all of them share
+# the full ones, so that is 2 × (64 + 64) files. A process often gets no more than 1,024.
+MAX_OPEN = 64
 PIECE_BYTES = 4 << 20  # of rows that are read and sent together
 QUEUE_BYTES = 16 << 20  # of rows that wait to be written; more are not kept
 TOUCH_EVERY_S = 60.0  # how exactly a restarted node knows what was used last
@@ -72,7 +76,8 @@ class Cache:
         self._is_readable = False
         self._keeping = Keeping(0)
         self._lock = threading.RLock()
-        self._shelves: dict[str, _Open] = {}
+        self._shelves: OrderedDict[str, _Open] = OrderedDict()  # the least recently used first
+        self._writing: str | None = None  # the shelf that rows were added to last, and perhaps still are
         self._shelf_of: dict[int, str] = {}  # segment → shelf
         self._next = 1
         self._num_hits = self._num_misses = self._num_damaged = self._num_unkept = 0
@@ -264,7 +269,20 @@ class Cache:
                     self._turn_off(f"{there.folder} can't be read: {error.strerror or error}")
                     return None
                 self._shelves[shelf.name] = there
+            self._shelves.move_to_end(shelf.name)
+            if make:
+                self._writing = shelf.name
+            self._close_unused()
             return there
+
+    def _close_unused(self) -> None:
+        """Let go of shelves beyond `MAX_OPEN`; files are closed once nobody reads them. The lock is held.
+
+        Never of the one that rows are added to: a segment that is opened a second time cuts off what is not whole.
+        """
+        unused = [name for name in self._shelves if name != self._writing]
+        for name in unused[: max(0, len(self._shelves) - MAX_OPEN)]:
+            del self._shelves[name]
 
     def _load(self, there: _Open) -> None:
         numbers = sorted(number for number, name in self._shelf_of.items() if name == there.folder.name)

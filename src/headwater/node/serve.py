@@ -5,8 +5,10 @@ Owns signals and the watch over an embedded node's parent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -20,12 +22,22 @@ from headwater.node.cache import Cache
 from headwater.node.service import Node
 
 STOP_WITHIN_S = 1.0  # streams end within 0.25 s of being told; those nobody reads are cut off
+MAX_FILES = 65_536  # open at once, if the system allows it: connections, mapped shards, kept rows
 
 
 def default_state() -> Path:
     """Where a node keeps prefixes unless told otherwise."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(cache) / "headwater" / "node"
+
+
+def _allow_files() -> None:
+    """As many open files as the system allows: the usual 1,024 are a limit for programs that can't have more."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if most == resource.RLIM_INFINITY else min(most, MAX_FILES)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def serve(
@@ -58,6 +70,7 @@ def serve(
         sys.stdin.buffer.read()
         os.write(tell, b"\0")
 
+    _allow_files()
     state = state or default_state()
     cache = Cache(cache_folder or state / "rows", cache_bytes)
     try:
