@@ -4,6 +4,7 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -340,15 +341,16 @@ def mounted(folder, size):
 
 def test_a_disk_that_is_really_full(start, prefix, chunk_of, tmp_path, caplog):
     folder = tmp_path / "disk"
-    mounted(folder, "64k")
+    mounted(folder, "128k")
     try:
-        node, client = start(10**9, folder)
+        node, client = start(10**6, folder)
         chunk = chunk_of(transforms=Transforms([Resize((32, 32)), ToFloat()]))
         made, _ = ask(node, client, chunk)
         kept, hits = ask(node, client, chunk)
         assert 0 < hits < 50
         np.testing.assert_array_equal(kept, made)
         assert caplog.text.count("no rows are kept") == 1
+        assert shutil.disk_usage(folder).free >= 10**6 // cache_module.SEGMENTS, "some was given back"
         start(0)
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
@@ -459,6 +461,24 @@ def test_a_shelf_that_rows_are_added_to_is_not_opened_a_second_time(folder, monk
         thread.join()
     assert [kept(cache, shelf_of(number), 1, 1001) for number in range(2)] == [1001] * 2
     assert cache.to_json()["num_cache_damaged"] == 0
+    cache.close()
+
+
+def test_a_full_disk_gets_back_what_was_used_longest_ago(folder, monkeypatch):
+    cost = 16 + rowfiles.HEAD_BYTES + rowfiles.HASH_BYTES
+    cache = Cache(folder, 64 * 5 * cost)  # segments of five rows
+    for number in range(4):
+        keep(cache, shelf_of(number), 1, 5)
+    assert kept(cache, shelf_of(0), 1, 5) == 5
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    keep(cache, shelf_of(4), 1, 5)
+    assert "No space left on device" in cache.why_off
+    assert [kept(cache, shelf_of(number), 1, 5) for number in range(5)] == [5, 0, 5, 5, 0]
+    assert cache.to_json()["cache_bytes"] == 3 * 5 * cost
     cache.close()
 
 

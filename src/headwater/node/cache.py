@@ -14,6 +14,7 @@ can't be read is made again, and what can't be written is not kept.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -344,6 +345,8 @@ class Cache:
                 if self.why_off is None:
                     self._write(shelf, keys, columns, job)
             except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    self._give_back()
                 self._turn_off(f"writing to {self.folder} failed: {error.strerror or error}")
             except Exception:
                 log.exception("unexpected error while rows were written")
@@ -410,6 +413,12 @@ class Cache:
                 log.warning("the cache is full (%s bytes): the rest of the rows is made again in each epoch; give it "
                             "more (--cache-size)", f"{budget:,}")  # fmt: skip
         self._num_unkept += num_rows
+
+    def _give_back(self) -> None:
+        """Some of a disk that is full, which is not ours alone: prefixes are uploaded to it."""
+        with self._lock:
+            for number in self._keeping.give_back(self._keeping.budget_bytes // SEGMENTS):
+                self._remove(number)
 
     def _turn_off(self, why: str) -> None:
         """Once, with one warning. What was kept until then is still used."""
