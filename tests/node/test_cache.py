@@ -232,6 +232,19 @@ def test_what_is_cut_short_is_cut_off(start, prefix, chunk_of, folder, rows_cut,
     assert ask(node, client, chunk)[1] == 50
 
 
+def test_what_a_kill_left_behind_whole_rows_is_cut_off_before_the_budget_is_spent(start, prefix, chunk_of, folder):
+    ask(*start(), chunk_of(prefix))
+    start(budget=0)
+    for kind, tail in (("rows", 1000), ("keys", 5)):
+        (path,) = files(folder, kind)
+        with path.open("ab") as file:
+            file.write(bytes(tail))
+    node, client = start()
+    sizes = [path.stat().st_size for kind in ("rows", "keys") for path in files(folder, kind)]
+    assert sum(sizes) == node.cache.to_json()["cache_bytes"] == 50 * ROW_BYTES
+    assert ask(node, client, chunk_of(prefix))[1] == 50
+
+
 def test_a_cache_of_another_version_is_removed(start, prefix, chunk_of, folder, caplog):
     chunk = chunk_of(prefix)
     ask(*start(), chunk)
@@ -403,9 +416,13 @@ def keys_of(first, count):
     return np.stack([np.arange(first, first + count), np.full(count, 7)], axis=1).astype("<u8")
 
 
-def keep(cache, shelf, first, count, job="job"):
+def add(cache, shelf, first, count):
     keys = keys_of(first, count)
-    cache.keep(shelf, keys, [np.repeat(keys[:, :1].astype(np.float32), 4, axis=1)], job)
+    cache.keep(shelf, keys, [np.repeat(keys[:, :1].astype(np.float32), 4, axis=1)], "job")
+
+
+def keep(cache, shelf, first, count):
+    add(cache, shelf, first, count)
     cache.wait(20)
 
 
@@ -479,6 +496,24 @@ def test_a_full_disk_gets_back_what_was_used_longest_ago(folder, monkeypatch):
     assert "No space left on device" in cache.why_off
     assert [kept(cache, shelf_of(number), 1, 5) for number in range(5)] == [5, 0, 5, 5, 0]
     assert cache.to_json()["cache_bytes"] == 3 * 5 * cost
+    cache.close()
+
+
+def test_a_full_cache_is_told_of_although_rows_were_dropped_for_a_slow_disk_before(folder, monkeypatch, caplog):
+    go_on, real = threading.Event(), os.pwrite
+    monkeypatch.setattr(cache_module, "QUEUE_BYTES", 1)
+    monkeypatch.setattr(os, "pwrite", lambda *args: go_on.wait(20) and real(*args))
+    cache = Cache(folder, 10 * (16 + rowfiles.HEAD_BYTES + rowfiles.HASH_BYTES))
+    add(cache, shelf_of(0), 1, 5)
+    add(cache, shelf_of(0), 6, 5)
+    assert cache.to_json()["num_cache_unkept"] == 5
+    go_on.set()
+    cache.wait(20)
+    assert "the cache is full" not in caplog.text
+    for first in (11, 31):
+        keep(cache, shelf_of(0), first, 20)
+    assert caplog.text.count("the cache is full") == 1
+    assert cache.to_json()["num_cache_unkept"] == 5 + 35
     cache.close()
 
 

@@ -82,6 +82,7 @@ class Cache:
         self._shelf_of: dict[int, str] = {}  # segment → shelf
         self._next = 1
         self._num_hits = self._num_misses = self._num_damaged = self._num_unkept = 0
+        self._said_full = False
         self._queue: queue.SimpleQueue[tuple[Shelf, np.ndarray, Sequence[np.ndarray], str] | None] = queue.SimpleQueue()
         self._queued_bytes = 0
         self._idle = threading.Event()
@@ -252,6 +253,9 @@ class Cache:
                     continue
                 self._shelf_of[number] = folder.name
                 found.append((keys.stat().st_mtime, number, num_rows * (record_bytes + HASH_BYTES)))
+                for file, size in ((rows, num_rows * record_bytes), (keys, num_rows * HASH_BYTES)):
+                    if file.stat().st_size > size:
+                        os.truncate(file, size)  # what a kill left behind the last whole row is in no budget
         if not found:
             shutil.rmtree(folder, ignore_errors=True)
         return found
@@ -404,7 +408,8 @@ class Cache:
 
     def _note_full(self, num_rows: int, cost: int) -> None:
         """The lock is held."""
-        if self._num_unkept == 0:
+        if not self._said_full:
+            self._said_full = True
             budget = self._keeping.budget_bytes
             if cost > budget:
                 log.warning("a row takes %s bytes, and all of the cache may take %s: nothing is kept; give it more "
