@@ -25,6 +25,7 @@ from headwater.node.cache import Cache
 from headwater.node.serve import MAX_FILES
 from headwater.node.service import Node
 from headwater.train.client import NodeClient
+from headwater.train.embedded import EmbeddedNode
 
 RANDOM = Transforms([Resize((8, 8)), HorizontalFlip(0.5), ToFloat()])
 ROW_BYTES = 12 + rowfiles.HEAD_BYTES + rowfiles.HASH_BYTES  # three floats, and what a record has besides
@@ -515,6 +516,56 @@ def test_a_full_cache_is_told_of_although_rows_were_dropped_for_a_slow_disk_befo
     assert caplog.text.count("the cache is full") == 1
     assert cache.to_json()["num_cache_unkept"] == 5 + 35
     cache.close()
+
+
+def test_a_folder_is_taken_over_from_a_node_that_has_ended(chunk_of, folder, monkeypatch, caplog):
+    monkeypatch.setattr(cache_module, "TRY_EVERY_S", 0.0)
+    first = Cache(folder, 10**7)
+    keep(first, shelf_of(0), 1, 5)
+    second = Cache(folder, 10**7)
+    assert second.look_up(chunk_of(), "maker") is None
+    first.close()
+    assert second.look_up(chunk_of(), "maker") is not None
+    assert second.why_off is None
+    keep(second, shelf_of(0), 6, 5)
+    assert kept(second, shelf_of(0), 1, 10) == 10
+    second.close()
+    assert second.look_up(chunk_of(), "maker") is None, "not after its own end"
+    assert caplog.text.count("no rows are kept") == 1
+    assert f"rows are kept in {folder} from now on" in caplog.text
+
+
+def test_a_folder_that_is_in_use_is_not_asked_for_all_the_time(chunk_of, folder, monkeypatch):
+    monkeypatch.setattr(cache_module, "TRY_EVERY_S", 3600.0)
+    first, second = Cache(folder, 10**7), Cache(folder, 10**7)
+    first.close()
+    monkeypatch.setattr(second, "_begin", lambda: pytest.fail("it was asked for just now"))
+    assert second.look_up(chunk_of(), "maker") is None
+    second.close()
+
+
+def test_the_first_of_several_folders_that_is_free_is_taken(folder):
+    others = [folder.with_name("rows-2"), folder.with_name("rows-3")]
+    caches = [Cache(folder, 10**7, others) for _ in range(4)]
+    assert [cache.folder.name for cache in caches] == ["rows", "rows-2", "rows-3", "rows"]
+    assert [cache.why_off is None for cache in caches] == [True, True, True, False]
+    caches[1].close()
+    again = Cache(folder, 10**7, others)
+    assert again.folder.name == "rows-2"
+    for cache in (*caches, again):
+        cache.close()
+
+
+def test_nodes_beside_two_scripts_both_keep_rows(pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    nodes, clients = [EmbeddedNode(str(pictures), 1, 10**6) for _ in range(2)], []
+    try:
+        clients += [NodeClient(node.address) for node in nodes]
+        assert [client.hello()["busy"]["cache_budget_bytes"] for client in clients] == [10**6] * 2
+    finally:
+        for each in (*clients, *nodes):
+            each.close()
+    assert sorted(path.name for path in (tmp_path / "headwater/node").glob("rows*")) == ["rows", "rows-2"]
 
 
 def test_a_node_may_open_as_many_files_as_the_system_allows(pictures, start_node, tmp_path):

@@ -46,6 +46,7 @@ PIECE_BYTES = 4 << 20  # of rows that are read and sent together
 QUEUE_BYTES = 16 << 20  # of rows that wait to be written; more are not kept
 TOUCH_EVERY_S = 60.0  # how exactly a restarted node knows what was used last
 CLOSE_WITHIN_S = 2.0
+TRY_EVERY_S = 5.0  # how soon a folder is taken over from a node that has ended
 _SHELF = re.compile(r"[0-9a-f]{32}")
 _SEGMENT = re.compile(r"(\d{1,9})\.keys")
 
@@ -69,11 +70,18 @@ class _Open:
 
 
 class Cache:
-    """Rows on disk, within `budget_bytes`; by default 10 GB, or half of what is free where that is less."""
+    """Rows on disk, within `budget_bytes`; by default 10 GB, or half of what is free where that is less.
 
-    def __init__(self, folder: Path, budget_bytes: int | None = None) -> None:
+    Where another node uses the folder, the first of `others` that is free is taken. Where there is none, it is looked
+    for again from time to time while rows are asked for.
+    """
+
+    def __init__(self, folder: Path, budget_bytes: int | None = None, others: Sequence[Path] = ()) -> None:
         self.folder = folder
         self.why_off: str | None = None  # nothing is kept any more
+        self._folders = (folder, *others)
+        self._wanted_bytes = budget_bytes
+        self._try_at: float | None = None  # when to look for a free folder again
         self._is_readable = False
         self._keeping = Keeping(0)
         self._lock = threading.RLock()
@@ -91,18 +99,7 @@ class Cache:
         if budget_bytes == 0:
             self.why_off = "the size it may have is 0"
             return
-        try:
-            self._enter(budget_bytes)
-        except _InUseError:
-            self._turn_off(f"another node uses {folder}; let one node (`headwater serve`) serve both, or give this "
-                           "one a folder of its own (--cache-dir)")  # fmt: skip
-            return
-        except OSError as error:
-            self._turn_off(f"{folder} can't be used: {error.strerror or error}; name another folder (--cache-dir)")
-            return
-        self._is_readable = True
-        self._thread = threading.Thread(target=self._work, name="cache", daemon=True)
-        self._thread.start()
+        self._begin()
 
     def to_json(self) -> dict[str, Any]:
         """Counts since the start, and what is on disk."""
@@ -118,7 +115,11 @@ class Cache:
 
     def look_up(self, chunk: Chunk, maker: str) -> Lookup | None:
         """What there is of a chunk; None if nothing is, or may be, kept for it."""
-        if not self._is_readable or not chunk.reuse:
+        if not chunk.reuse:
+            return None
+        if self._try_at is not None:
+            self._try_again()
+        if not self._is_readable:
             return None
         want = chunk.extraction
         draw = (chunk.seed, chunk.epoch) if want.transforms.is_random else None
@@ -177,8 +178,10 @@ class Cache:
 
     def close(self) -> None:
         """Write what waits, and let go of the folder."""
-        if not self._is_readable:
-            return
+        with self._lock:
+            self._try_at = None
+            if not self._is_readable:
+                return
         self._queue.put(None)
         self._thread.join(CLOSE_WITHIN_S)
         self._is_readable = False
@@ -190,6 +193,38 @@ class Cache:
                 self._lock_file = None
 
     # The folder
+
+    def _begin(self) -> None:
+        """Take the first folder that nobody uses."""
+        for folder in self._folders:
+            self.folder = folder
+            try:
+                self._enter(self._wanted_bytes)
+            except _InUseError:
+                continue
+            except OSError as error:
+                self.why_off = self._try_at = None
+                self._turn_off(f"{folder} can't be used: {error.strerror or error}; name another folder (--cache-dir), "
+                               "or for a node that your script starts XDG_CACHE_HOME")  # fmt: skip
+                return
+            self.why_off = self._try_at = None
+            self._is_readable = True
+            self._thread = threading.Thread(target=self._work, name="cache", daemon=True)
+            self._thread.start()
+            return
+        self.folder = self._folders[0]
+        self._try_at = time.monotonic() + TRY_EVERY_S
+        self._turn_off(f"another node uses {self.folder}, which is taken over once that node has ended; let one "
+                       "`headwater serve` serve both, or give each a folder of its own (--cache-dir)")  # fmt: skip
+
+    def _try_again(self) -> None:
+        """Another node used the folder; does it still?"""
+        with self._lock:
+            if self._try_at is None or time.monotonic() < self._try_at:
+                return
+            self._begin()
+            if self._is_readable:
+                log.warning("rows are kept in %s from now on: the other node has ended", self.folder)
 
     def _enter(self, budget_bytes: int | None) -> None:
         """Lock the folder, remove what is not ours to use, and see what is there. Rows are not looked at yet."""
