@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from obstore.store import S3Store
 
 from headwater.core.draw import Draw
+from headwater.data import store as stores
 from headwater.data.extract import Extractor
 from headwater.data.layouts import list_samples
 from headwater.data.samples import Samples
@@ -668,6 +669,16 @@ def test_an_interrupted_pack_to_an_object_store_goes_on(pictures: Path, s3: str)
     assert done.num_kept >= 3
     assert read_manifest(open_store(f"{s3}/packed")).num_samples == 50
     _assert_same(str(pictures), f"{s3}/packed", FIXED)
+
+
+def test_shards_are_uploaded_and_checked_in_pieces(pictures: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _bucket(s3).put("other", b"")
+    monkeypatch.setattr(stores, "PIECE_BYTES", 1 << 20)
+    large = Transforms([Resize((256, 256)), ToFloat()])
+    (shard,) = _pack(pictures, f"{s3}/packed", large, shard_bytes=64_000_000).manifest.shards
+    assert shard.num_bytes > 5 << 20, "more than goes in one request"
+    assert verify_set(f"{s3}/packed") == []
+    _assert_same(str(pictures), f"{s3}/packed", large)
 
 
 def test_two_packs_into_one_folder_do_not_meet(source: Path, target: Path) -> None:

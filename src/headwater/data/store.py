@@ -30,6 +30,7 @@ _MAX_KEY = 4096  # PATH_MAX of Linux; S3 allows 1,024 bytes
 _RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 _MAPS = Maps()  # of the whole process, which is what has a limit
 _TIMEOUT = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
+PIECE_BYTES = 8 << 20  # of a large object in one request, which has those 60 s for all of it: enough at 1.1 Mbit/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,15 @@ class Store:
         if length is not None and len(data) != length:
             raise self._short(key, offset, length)
         return data
+
+    def read_whole(self, key: str) -> memoryview:
+        """The bytes of a large object, which may come slowly: in several requests, one after the other."""
+        size = self.size(key)
+        data = bytearray(size)
+        for start in range(0, size, PIECE_BYTES):
+            stop = min(start + PIECE_BYTES, size)
+            data[start:stop] = memoryview(self.read(key, start, stop - start))
+        return memoryview(data)
 
     def check_etag(self, key: str, found: str, listed: str | None) -> None:
         """ChangedError if the object was listed with another etag than it has."""

@@ -170,7 +170,7 @@ def read_index(store: Store, manifest: Manifest) -> pa.Table:
     """The index, after its checksum was found to be the manifest's."""
     where = f"{redact(store.url)}/{INDEX}"
     try:
-        data = store.read(INDEX)
+        data = store.read_whole(INDEX)
     except BadSampleError as error:
         raise DataError(f"{error}; {WAY_OUT}") from None
     if sha256(data) != manifest.index_sha256:

@@ -49,7 +49,7 @@ from headwater.data.shards.manifest import (
     table_of,
 )
 from headwater.data.shards.record import header_of, padding, record_bytes
-from headwater.data.shards.verify import verify_set
+from headwater.data.shards.verify import AT_ONCE, verify_set
 from headwater.data.store import Store, full_url, make_folder, open_store, redact
 from headwater.data.transforms import Transforms
 from headwater.errors import (
@@ -333,7 +333,7 @@ class _Work:
         sizes = dict(zip(found.keys.to_pylist(), found.sizes.tolist(), strict=True))
         kept: dict[int, _Part] = {}
         numbers = [number for number in range(num_shards) if part_key(number) in sizes]
-        with ThreadPoolExecutor(self._num_threads) as pool:
+        with ThreadPoolExecutor(min(self._num_threads, AT_ONCE)) as pool:
             for number, part in zip(numbers, pool.map(lambda number: self._keep(number, sizes), numbers), strict=True):
                 if part is not None:
                     kept[number] = part
@@ -354,7 +354,7 @@ class _Work:
         if part.shard.num_samples == 0:
             return part
         key = shard_key(number)
-        if sizes.get(key) != part.shard.num_bytes or sha256(self._store.read(key)) != part.shard.sha256:
+        if sizes.get(key) != part.shard.num_bytes or sha256(self._store.read_whole(key)) != part.shard.sha256:
             return None
         return part
 
