@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from hypothesis import strategies as st
 from obstore.store import S3Store
 
 from headwater.core.draw import Draw
+from headwater.data import mapped
 from headwater.data import store as stores
 from headwater.data.extract import Extractor
 from headwater.data.layouts import list_samples
 from headwater.data.samples import Samples
 from headwater.data.shards import pack as packing
+from headwater.data.shards import reading
 from headwater.data.shards.manifest import check_transforms, read_manifest
 from headwater.data.shards.pack import pack
 from headwater.data.shards.reading import read_sample
@@ -629,6 +632,61 @@ def test_a_full_disk_is_a_plain_error_and_leaves_nothing_that_looks_whole(pictur
     subprocess.run(["mount", "-o", "remount,size=10m", tiny_disk], check=True)
     assert _pack(pictures, tiny_disk).num_kept >= 1
     _assert_same(str(pictures), str(tiny_disk), FIXED)
+
+
+# Mapped files
+
+
+def test_threads_that_may_wait_look_at_records_before_they_are_decoded(
+    pictures: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every time: what was checked before may have left the memory since."""
+    _pack(pictures, target)
+    threads, real = [], reading._touch
+
+    def touch(data: memoryview) -> None:
+        threads.append(threading.current_thread().name.partition("-")[0])
+        real(data)
+
+    monkeypatch.setattr(reading, "_touch", touch)
+    for _ in range(2):
+        assert _bad(target) == {}
+    assert threads == ["read"] * 100
+
+
+def test_a_file_that_is_mapped_again_need_not_be_checked_again_unless_it_changed(
+    pictures: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pack(pictures, target)
+    checked, real = [], reading.check_record
+
+    def check(data: Any, key: str, offset: int, *args: Any) -> None:
+        checked.append((key, offset))
+        real(data, key, offset, *args)
+
+    monkeypatch.setattr(reading, "check_record", check)
+    monkeypatch.setattr(mapped, "MAX_MAPS", 2)
+    maps = mapped.Maps()
+    monkeypatch.setattr(stores, "_MAPS", maps)
+    for _ in range(2):
+        _pixels(list_samples(str(target)), FIXED)
+        assert len(maps._maps) == 2
+    assert len(checked) == len(set(checked)) == 50
+    shard = _shards(target)[0]
+    shard.write_bytes(shard.read_bytes())
+    os.utime(shard, ns=(1, 1))
+    _pixels(list_samples(str(target)), FIXED)
+    assert len(checked) == 60
+
+
+def test_the_mapping_that_was_used_longest_ago_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "MAX_MAPS", 2)
+    maps = mapped.Maps()
+    for name in "abac":
+        (tmp_path / name).write_text(name)
+        os.utime(tmp_path / name, ns=(1, 1))
+        assert bytes(maps.get(str(tmp_path / name), lambda: "etag").view) == name.encode()
+    assert [Path(path).name for path in maps._maps] == ["a", "c"]
 
 
 # An object store

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,7 +18,7 @@ from headwater.errors import BadSampleError
 
 
 def is_mapped(store: Store, ref: SampleRef) -> bool:
-    """Whether this sample is in memory, as good as: no request is needed, and nothing has to be waited for."""
+    """Whether this sample is in a mapped file: no request is needed, and mostly nothing has to be waited for."""
     return store.is_local and ref.key.endswith(SUFFIX)
 
 
@@ -38,8 +39,9 @@ def _split(etag: str) -> tuple[str, int | None]:
 def read_sample(store: Store, ref: SampleRef) -> Any:
     """The bytes of a sample: of a shard on this machine a view of the file, anything else by a request.
 
-    A record's checksum is computed when it comes over a wire, and when it is the first time in a mapped file. That it
-    is the record which the index has there is looked at every time.
+    Afterwards they are in memory: whoever waits for the disk does it here, without Python's lock. A record's checksum
+    is computed when it comes over a wire, and when it is the first time in a mapped file. That it is the record which
+    the index has there is looked at every time.
     """
     length = None if ref.length < 0 else ref.length
     if not ref.key.endswith(SUFFIX):
@@ -62,9 +64,15 @@ def read_sample(store: Store, ref: SampleRef) -> Any:
             f"cut short; {WAY_OUT}",
         )
     data = mapped.view[ref.offset : end]
+    _touch(data)
     if ref.offset not in mapped.checked:
         check_record(data, ref.key, ref.offset)
         if length is not None:
             mapped.checked.add(ref.offset)
     check_which(data, ref.key, ref.offset, crc32)
     return data
+
+
+def _touch(data: memoryview) -> None:
+    """Have every page of it read. NumPy's reductions let go of Python's lock meanwhile; most others don't."""
+    np.frombuffer(data, np.uint8).max(initial=0)  # without `initial`, the first byte is looked at with the lock held
