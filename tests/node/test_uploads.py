@@ -125,9 +125,7 @@ def test_a_prefix_above_the_limit_is_refused_with_the_flag_that_raises_it(upload
 
 
 @pytest.mark.parametrize(("module", "name"), [(tempfile, "mkstemp"), (os, "replace")])
-def test_a_full_disk_refuses_an_upload_with_the_folder_and_the_way_out(
-    build, upload, state, monkeypatch, module, name
-):
+def test_a_full_disk_refuses_an_upload_with_the_folder_and_the_way_out(build, upload, state, monkeypatch, module, name):
     def full(*args, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
