@@ -154,6 +154,18 @@ def test_a_smaller_budget_drops_what_was_used_longest_ago():
     assert keeping.num_bytes == 8
 
 
+def test_what_is_given_back_was_used_longest_ago_and_is_enough():
+    keeping = Keeping(10)
+    for segment, num_bytes in ((3, 4), (1, 3), (2, 2)):
+        keeping.found(segment, num_bytes)
+    keeping.used(3)
+    assert keeping.give_back(4) == (1, 2)
+    assert keeping.num_bytes == 4
+    assert keeping.give_back(100) == (3,)
+    assert keeping.give_back(100) == ()
+    assert keeping.num_bytes == 0
+
+
 class Indexed(RuleBasedStateMachine):
     """An index beside a dict."""
 

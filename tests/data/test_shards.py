@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,19 @@ from hypothesis import strategies as st
 from obstore.store import S3Store
 
 from headwater.core.draw import Draw
+from headwater.data import mapped
+from headwater.data import store as stores
 from headwater.data.extract import Extractor
 from headwater.data.layouts import list_samples
 from headwater.data.samples import Samples
 from headwater.data.shards import pack as packing
+from headwater.data.shards import reading
 from headwater.data.shards.manifest import check_transforms, read_manifest
 from headwater.data.shards.pack import pack
 from headwater.data.shards.reading import read_sample
 from headwater.data.shards.record import ALIGN, HEADER_BYTES, check_record, header_of, read_record
 from headwater.data.shards.verify import verify_set
-from headwater.data.store import open_store
+from headwater.data.store import Store, open_store
 from headwater.data.transforms import (
     CenterCrop,
     Grayscale,
@@ -338,6 +342,27 @@ def test_a_folder_with_other_things_is_refused(pictures: Path, target: Path) -> 
     assert [path.name for path in target.iterdir()] == ["holiday.jpg"]
 
 
+def test_a_folder_with_files_that_no_listing_shows_is_refused_too(pictures: Path, target: Path) -> None:
+    target.mkdir()
+    (target / "budget#2024").write_bytes(b"mine")
+    with pytest.raises(ConfigError, match=r"1 objects that are not of a pack \(budget#2024\); choose an empty"):
+        _pack(pictures, target)
+    assert [path.name for path in target.iterdir()] == ["budget#2024"]
+
+
+def test_only_what_a_killed_pack_left_is_cleared_away(pictures: Path, target: Path) -> None:
+    target.mkdir()
+    (target / "packing.json#1").write_bytes(b"torn")
+    _interrupt(pictures, target, 30)
+    torn = [target / name for name in ("manifest.json#2", "index.parquet#12", "shards/00000004.hws#1")]
+    mine = [target / name for name in ("budget#2024", "shards/x.hws#1", "shards/notes", "parts/notes")]
+    for path in [*torn, *mine]:
+        path.write_bytes(b"x")
+    _pack(pictures, target)
+    assert not any(path.exists() for path in torn)
+    assert all(path.exists() for path in mine)
+
+
 def test_a_manifest_of_somebody_else_is_not_taken_for_a_damaged_one(pictures: Path, target: Path) -> None:
     target.mkdir()
     (target / "manifest.json").write_text('{"name": "my web page, which has a manifest, too"}')
@@ -429,6 +454,48 @@ def test_a_damaged_byte_is_a_bad_sample_and_found_and_repaired(pictures: Path, t
     _assert_same(str(pictures), str(target), FIXED)
 
 
+def test_shards_that_changed_places_are_bad_samples_and_found_and_repaired(pictures: Path, target: Path) -> None:
+    _pack(pictures, target)
+    one, two = _shards(target)[:2]
+    one.rename(target / "x")
+    two.rename(one)
+    (target / "x").rename(two)
+    bad = _bad(target)
+    assert sorted(bad) == list(range(20))
+    assert all("not the one that the index has there" in text and "--verify" in text for text in bad.values())
+    assert ["10 of its 10 samples are damaged" in fault for fault in verify_set(str(target))] == [True, True]
+    assert _pack(pictures, target, verify=True).num_made == 2
+    assert _bad(target) == {}
+    _assert_same(str(pictures), str(target), FIXED)
+
+
+def test_a_new_index_over_old_shards_does_not_give_old_pictures_new_labels(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    """As after `rsync --size-only` of a set that was packed again; and although the records were checked before."""
+    _pack(source, target)
+    assert _bad(target) == {}
+    (source / "b" / "004.jpg").write_bytes((source / "c" / "005.jpg").read_bytes())
+    _pack(source, tmp_path / "again")
+    for name in ("index.parquet", "manifest.json"):
+        shutil.copy(tmp_path / "again" / name, target / name)
+    number = list_samples(str(source)).keys.to_pylist().index("b/004.jpg")
+    assert list(_bad(target)) == [number]
+
+
+def test_another_record_is_another_sample_to_a_cache(source: Path, target: Path, tmp_path: Path) -> None:
+    """Kept rows are found by the etag: it tells records apart where that of the file does not."""
+    _pack(source, target)
+    (before,) = list_samples(str(target)).take([0])
+    (source / "a" / "000.jpg").write_bytes((source / "b" / "001.jpg").read_bytes())
+    _pack(source, tmp_path / "again")
+    for name in ("index.parquet", "manifest.json"):
+        shutil.copy(tmp_path / "again" / name, target / name)
+    (after,) = list_samples(str(target)).take([0])
+    assert (after.key, after.offset, after.length) == (before.key, before.offset, before.length)
+    assert after.etag != before.etag
+
+
 def test_a_shard_cut_short_loses_the_samples_behind_the_cut_and_no_others(pictures: Path, target: Path) -> None:
     _pack(pictures, target)
     shard = _shards(target)[4]
@@ -475,6 +542,31 @@ def test_a_damaged_index_is_found_and_made_again(pictures: Path, target: Path) -
     done = _pack(pictures, target, verify=True)
     assert done.num_made == 5
     _assert_same(str(pictures), str(target), FIXED)
+
+
+@pytest.mark.parametrize(("name", "which"), [("shards/00000002.hws", 1), ("index.parquet", 1), ("index.parquet", 2)])
+def test_a_store_that_fails_while_a_set_is_checked_is_not_taken_for_damage(
+    pictures: Path, target: Path, monkeypatch: pytest.MonkeyPatch, name: str, which: int
+) -> None:
+    _pack(pictures, target)
+    shard = _shards(target)[4]
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1  # so that the set is opened again, which reads the index again
+    shard.write_bytes(data)
+    before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    real, asked = Store.read, []
+
+    def read(store: Store, key: str, *args: Any, **options: Any) -> Any:
+        asked.append(key)
+        if key == name and asked.count(name) == which:
+            raise StoreError(f"{key} can't be read: no answer")
+        return real(store, key, *args, **options)
+
+    monkeypatch.setattr(Store, "read", read)
+    with pytest.raises(StoreError, match="no answer"):
+        _pack(pictures, target, verify=True)
+    assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == before
+    assert _pack(pictures, target, verify=True).num_made == 1
 
 
 @pytest.mark.parametrize(
@@ -542,6 +634,61 @@ def test_a_full_disk_is_a_plain_error_and_leaves_nothing_that_looks_whole(pictur
     _assert_same(str(pictures), str(tiny_disk), FIXED)
 
 
+# Mapped files
+
+
+def test_threads_that_may_wait_look_at_records_before_they_are_decoded(
+    pictures: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every time: what was checked before may have left the memory since."""
+    _pack(pictures, target)
+    threads, real = [], reading._touch
+
+    def touch(data: memoryview) -> None:
+        threads.append(threading.current_thread().name.partition("-")[0])
+        real(data)
+
+    monkeypatch.setattr(reading, "_touch", touch)
+    for _ in range(2):
+        assert _bad(target) == {}
+    assert threads == ["read"] * 100
+
+
+def test_a_file_that_is_mapped_again_need_not_be_checked_again_unless_it_changed(
+    pictures: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pack(pictures, target)
+    checked, real = [], reading.check_record
+
+    def check(data: Any, key: str, offset: int, *args: Any) -> None:
+        checked.append((key, offset))
+        real(data, key, offset, *args)
+
+    monkeypatch.setattr(reading, "check_record", check)
+    monkeypatch.setattr(mapped, "MAX_MAPS", 2)
+    maps = mapped.Maps()
+    monkeypatch.setattr(stores, "_MAPS", maps)
+    for _ in range(2):
+        _pixels(list_samples(str(target)), FIXED)
+        assert len(maps._maps) == 2
+    assert len(checked) == len(set(checked)) == 50
+    shard = _shards(target)[0]
+    shard.write_bytes(shard.read_bytes())
+    os.utime(shard, ns=(1, 1))
+    _pixels(list_samples(str(target)), FIXED)
+    assert len(checked) == 60
+
+
+def test_the_mapping_that_was_used_longest_ago_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "MAX_MAPS", 2)
+    maps = mapped.Maps()
+    for name in "abac":
+        (tmp_path / name).write_text(name)
+        os.utime(tmp_path / name, ns=(1, 1))
+        assert bytes(maps.get(str(tmp_path / name), lambda: "etag").view) == name.encode()
+    assert [Path(path).name for path in maps._maps] == ["a", "c"]
+
+
 # An object store
 
 
@@ -567,6 +714,10 @@ def test_from_and_to_an_object_store(pictures: Path, s3: str) -> None:
     assert len(verify_set(f"{s3}/packed")) == 2
     assert _pack(f"{s3}/jpeg", f"{s3}/packed", FLIPPED, verify=True).num_made == 2
     assert _bad(f"{s3}/packed", FLIPPED) == {}
+    keys = ["packed/shards/00000000.hws", "packed/shards/00000001.hws"]
+    for key, data in zip(keys, [bytes(bucket.get(key).bytes()) for key in reversed(keys)], strict=True):
+        bucket.put(key, data)
+    assert sorted(_bad(f"{s3}/packed", FLIPPED)) == list(range(20))
 
 
 def test_an_interrupted_pack_to_an_object_store_goes_on(pictures: Path, s3: str) -> None:
@@ -576,6 +727,16 @@ def test_an_interrupted_pack_to_an_object_store_goes_on(pictures: Path, s3: str)
     assert done.num_kept >= 3
     assert read_manifest(open_store(f"{s3}/packed")).num_samples == 50
     _assert_same(str(pictures), f"{s3}/packed", FIXED)
+
+
+def test_shards_are_uploaded_and_checked_in_pieces(pictures: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _bucket(s3).put("other", b"")
+    monkeypatch.setattr(stores, "PIECE_BYTES", 1 << 20)
+    large = Transforms([Resize((256, 256)), ToFloat()])
+    (shard,) = _pack(pictures, f"{s3}/packed", large, shard_bytes=64_000_000).manifest.shards
+    assert shard.num_bytes > 5 << 20, "more than goes in one request"
+    assert verify_set(f"{s3}/packed") == []
+    _assert_same(str(pictures), f"{s3}/packed", large)
 
 
 def test_two_packs_into_one_folder_do_not_meet(source: Path, target: Path) -> None:

@@ -1,8 +1,10 @@
 """Rows that were kept are served as they were made, or not at all, whatever happens to node, disk and files."""
 
+import contextlib
 import errno
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +16,16 @@ import numpy as np
 import pytest
 
 from headwater.core import codecs
+from headwater.core.cache import Shelf
 from headwater.core.spec import TensorSpec
 from headwater.data.transforms import HorizontalFlip, Resize, ToFloat, Transforms
 from headwater.node import cache as cache_module
 from headwater.node import rowfiles
 from headwater.node.cache import Cache
+from headwater.node.serve import MAX_FILES
 from headwater.node.service import Node
 from headwater.train.client import NodeClient
+from headwater.train.embedded import EmbeddedNode
 
 RANDOM = Transforms([Resize((8, 8)), HorizontalFlip(0.5), ToFloat()])
 ROW_BYTES = 12 + rowfiles.HEAD_BYTES + rowfiles.HASH_BYTES  # three floats, and what a record has besides
@@ -228,6 +233,19 @@ def test_what_is_cut_short_is_cut_off(start, prefix, chunk_of, folder, rows_cut,
     assert ask(node, client, chunk)[1] == 50
 
 
+def test_what_a_kill_left_behind_whole_rows_is_cut_off_before_the_budget_is_spent(start, prefix, chunk_of, folder):
+    ask(*start(), chunk_of(prefix))
+    start(budget=0)
+    for kind, tail in (("rows", 1000), ("keys", 5)):
+        (path,) = files(folder, kind)
+        with path.open("ab") as file:
+            file.write(bytes(tail))
+    node, client = start()
+    sizes = [path.stat().st_size for kind in ("rows", "keys") for path in files(folder, kind)]
+    assert sum(sizes) == node.cache.to_json()["cache_bytes"] == 50 * ROW_BYTES
+    assert ask(node, client, chunk_of(prefix))[1] == 50
+
+
 def test_a_cache_of_another_version_is_removed(start, prefix, chunk_of, folder, caplog):
     chunk = chunk_of(prefix)
     ask(*start(), chunk)
@@ -337,15 +355,16 @@ def mounted(folder, size):
 
 def test_a_disk_that_is_really_full(start, prefix, chunk_of, tmp_path, caplog):
     folder = tmp_path / "disk"
-    mounted(folder, "64k")
+    mounted(folder, "128k")
     try:
-        node, client = start(10**9, folder)
+        node, client = start(10**6, folder)
         chunk = chunk_of(transforms=Transforms([Resize((32, 32)), ToFloat()]))
         made, _ = ask(node, client, chunk)
         kept, hits = ask(node, client, chunk)
         assert 0 < hits < 50
         np.testing.assert_array_equal(kept, made)
         assert caplog.text.count("no rows are kept") == 1
+        assert shutil.disk_usage(folder).free >= 10**6 // cache_module.SEGMENTS, "some was given back"
         start(0)
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
@@ -386,6 +405,177 @@ def test_a_slow_disk_holds_nothing_up(start, prefix, chunk_of, monkeypatch):
     assert 0 < ask(node, client, chunk_of(prefix))[1] < 50
 
 
+# Many shelves
+
+
+def shelf_of(number):
+    """A shelf as of the draws of this epoch; a row has its key four times."""
+    return Shelf("u", "t", None, None, (TensorSpec("a", (4,), "float32"),), "fp32", "raw", "m", (0, number))
+
+
+def keys_of(first, count):
+    return np.stack([np.arange(first, first + count), np.full(count, 7)], axis=1).astype("<u8")
+
+
+def add(cache, shelf, first, count):
+    keys = keys_of(first, count)
+    cache.keep(shelf, keys, [np.repeat(keys[:, :1].astype(np.float32), 4, axis=1)], "job")
+
+
+def keep(cache, shelf, first, count):
+    add(cache, shelf, first, count)
+    cache.wait(20)
+
+
+def kept(cache, shelf, first, count):
+    """How many of these rows there are; they are what they should be."""
+    keys, found = keys_of(first, count), 0
+    for numbers, (rows,) in cache.pieces(shelf, keys):
+        assert (rows == keys[numbers, :1]).all()
+        found += len(numbers)
+    return found
+
+
+def num_open(folder):
+    """Files in this folder that this process has open."""
+    paths = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            paths.append(os.readlink(entry))
+    return sum(path.startswith(str(folder)) for path in paths)
+
+
+def test_files_of_shelves_that_nobody_uses_are_closed_and_no_row_is_lost(folder, monkeypatch):
+    monkeypatch.setattr(cache_module, "MAX_OPEN", 3)
+    cache = Cache(folder, 10**7)
+    for turn in range(2):  # the second time rows are added to files that were closed
+        for number in range(10):
+            keep(cache, shelf_of(number), 1 + 5 * turn, 5)
+            assert num_open(folder) <= 2 * 3 + 1, "two a shelf, and the lock"
+    assert [kept(cache, shelf_of(number), 1, 10) for number in range(10)] == [10] * 10
+    assert num_open(folder) <= 2 * 3 + 1
+    cache.close()
+
+
+def test_a_shelf_that_rows_are_added_to_is_not_opened_a_second_time(folder, monkeypatch):
+    """Its end would be cut off under the one who writes."""
+    monkeypatch.setattr(cache_module, "MAX_OPEN", 1)
+    cache, ended = Cache(folder, 10**7), threading.Event()
+    for number in range(4):
+        keep(cache, shelf_of(number), 1, 1)
+
+    def read():
+        while not ended.is_set():
+            for number in range(4):
+                kept(cache, shelf_of(number), 1, 1)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for turn in range(100):
+        keep(cache, shelf_of(turn % 2), 2 + 20 * (turn // 2), 20)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert [kept(cache, shelf_of(number), 1, 1001) for number in range(2)] == [1001] * 2
+    assert cache.to_json()["num_cache_damaged"] == 0
+    cache.close()
+
+
+def test_a_full_disk_gets_back_what_was_used_longest_ago(folder, monkeypatch):
+    cost = 16 + rowfiles.HEAD_BYTES + rowfiles.HASH_BYTES
+    cache = Cache(folder, 64 * 5 * cost)  # segments of five rows
+    for number in range(4):
+        keep(cache, shelf_of(number), 1, 5)
+    assert kept(cache, shelf_of(0), 1, 5) == 5
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    keep(cache, shelf_of(4), 1, 5)
+    assert "No space left on device" in cache.why_off
+    assert [kept(cache, shelf_of(number), 1, 5) for number in range(5)] == [5, 0, 5, 5, 0]
+    assert cache.to_json()["cache_bytes"] == 3 * 5 * cost
+    cache.close()
+
+
+def test_a_full_cache_is_told_of_although_rows_were_dropped_for_a_slow_disk_before(folder, monkeypatch, caplog):
+    go_on, real = threading.Event(), os.pwrite
+    monkeypatch.setattr(cache_module, "QUEUE_BYTES", 1)
+    monkeypatch.setattr(os, "pwrite", lambda *args: go_on.wait(20) and real(*args))
+    cache = Cache(folder, 10 * (16 + rowfiles.HEAD_BYTES + rowfiles.HASH_BYTES))
+    add(cache, shelf_of(0), 1, 5)
+    add(cache, shelf_of(0), 6, 5)
+    assert cache.to_json()["num_cache_unkept"] == 5
+    go_on.set()
+    cache.wait(20)
+    assert "the cache is full" not in caplog.text
+    for first in (11, 31):
+        keep(cache, shelf_of(0), first, 20)
+    assert caplog.text.count("the cache is full") == 1
+    assert cache.to_json()["num_cache_unkept"] == 5 + 35
+    cache.close()
+
+
+def test_a_folder_is_taken_over_from_a_node_that_has_ended(chunk_of, folder, monkeypatch, caplog):
+    monkeypatch.setattr(cache_module, "TRY_EVERY_S", 0.0)
+    first = Cache(folder, 10**7)
+    keep(first, shelf_of(0), 1, 5)
+    second = Cache(folder, 10**7)
+    assert second.look_up(chunk_of(), "maker") is None
+    first.close()
+    assert second.look_up(chunk_of(), "maker") is not None
+    assert second.why_off is None
+    keep(second, shelf_of(0), 6, 5)
+    assert kept(second, shelf_of(0), 1, 10) == 10
+    second.close()
+    assert second.look_up(chunk_of(), "maker") is None, "not after its own end"
+    assert caplog.text.count("no rows are kept") == 1
+    assert f"rows are kept in {folder} from now on" in caplog.text
+
+
+def test_a_folder_that_is_in_use_is_not_asked_for_all_the_time(chunk_of, folder, monkeypatch):
+    monkeypatch.setattr(cache_module, "TRY_EVERY_S", 3600.0)
+    first, second = Cache(folder, 10**7), Cache(folder, 10**7)
+    first.close()
+    monkeypatch.setattr(second, "_begin", lambda: pytest.fail("it was asked for just now"))
+    assert second.look_up(chunk_of(), "maker") is None
+    second.close()
+
+
+def test_the_first_of_several_folders_that_is_free_is_taken(folder):
+    others = [folder.with_name("rows-2"), folder.with_name("rows-3")]
+    caches = [Cache(folder, 10**7, others) for _ in range(4)]
+    assert [cache.folder.name for cache in caches] == ["rows", "rows-2", "rows-3", "rows"]
+    assert [cache.why_off is None for cache in caches] == [True, True, True, False]
+    caches[1].close()
+    again = Cache(folder, 10**7, others)
+    assert again.folder.name == "rows-2"
+    for cache in (*caches, again):
+        cache.close()
+
+
+def test_nodes_beside_two_scripts_both_keep_rows(pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    nodes, clients = [EmbeddedNode(str(pictures), 1, 10**6) for _ in range(2)], []
+    try:
+        clients += [NodeClient(node.address) for node in nodes]
+        assert [client.hello()["busy"]["cache_budget_bytes"] for client in clients] == [10**6] * 2
+    finally:
+        for each in (*clients, *nodes):
+            each.close()
+    assert sorted(path.name for path in (tmp_path / "headwater/node").glob("rows*")) == ["rows", "rows-2"]
+
+
+def test_a_node_may_open_as_many_files_as_the_system_allows(pictures, start_node, tmp_path):
+    few = ("sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh")
+    node = start_node(pictures, options=("--state", str(tmp_path)), wrap=few)
+    (line,) = [line for line in Path(f"/proc/{node.process.pid}/limits").read_text().splitlines() if "files" in line]
+    now, most = (int(number) for number in line.split()[3:5])
+    assert now == min(most, MAX_FILES)
+
+
 # kill -9
 
 WRITER = """
@@ -408,8 +598,6 @@ for number in range(10**6):
 
 
 def test_what_a_killed_node_had_kept_is_served_and_whole(folder):
-    from headwater.core.cache import Shelf
-
     shelf = Shelf("u", "t", None, None, (TensorSpec("a", (500,), "float32"),), "fp32", "raw", "m", None)
     least = 0
     for turn in range(3):

@@ -109,6 +109,10 @@ class Keeping:
         """What must go because the budget is smaller than it was."""
         return self._drop_until(0)
 
+    def give_back(self, num_bytes: int) -> tuple[int, ...]:
+        """What goes so that others have room on the disk: the least recently used, at least so much."""
+        return self._drop_until(self.budget_bytes - self.num_bytes + min(num_bytes, self.num_bytes))
+
     def asked(self, job: str) -> None:
         """A job asks for rows."""
         if job not in self._began:

@@ -168,7 +168,7 @@ class _Passage:
         if self._is_mapped:
             reads = [decision.sample for decision in decisions if isinstance(decision, Read)]
             for group, _ in groupby(reads, self._ring.group_of):
-                self._extractor._compute.submit(_DECODE_NEXT, self._guard(self._load, group))
+                self._extractor._readers.submit(0, self._guard(self._look_at, group))
         for decision in decisions:
             match decision:
                 case Read(sample) if not self._is_mapped:
@@ -178,7 +178,7 @@ class _Passage:
                 case Infer(group):
                     self._extractor._compute.submit(_INFER_FIRST, self._guard(self._infer, group))
                 case Read() | Send():
-                    pass  # _load reads; _infer has queued the part
+                    pass  # _look_at reads; _infer has queued the part
         if done:
             self._ready.put(None)
 
@@ -196,11 +196,18 @@ class _Passage:
 
         return guarded
 
-    def _load(self, group: int) -> None:
-        """Read and decode a whole group in this thread: where nothing has to be waited for, tasks only cost."""
+    def _look_at(self, group: int) -> None:
+        """Read a whole group in this thread, and have it decoded in another: where little is done, tasks only cost."""
         for number in self._ring.samples_of(group):
             if (data := self._fetch(number)) is not None:
-                self._place(number, data)
+                self._data[number] = data
+        self._extractor._compute.submit(_DECODE_NEXT, self._guard(self._decode_all, group))
+
+    def _decode_all(self, group: int) -> None:
+        """What could be read of a group."""
+        for number in self._ring.samples_of(group):
+            if number in self._data:
+                self._decode(number)
 
     def _read(self, number: int) -> None:
         if (data := self._fetch(number)) is not None:

@@ -34,7 +34,10 @@ SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class SampleRef:
-    """Where one sample lies: `length` bytes from `offset` of the object `key`, or all of it if `length` is -1."""
+    """Where one sample lies: `length` bytes from `offset` of the object `key`, or all of it if `length` is -1.
+
+    `etag` is that of the object; in a packed set it also names the sample's record (`data.shards.reading`).
+    """
 
     id: int
     key: str

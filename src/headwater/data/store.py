@@ -30,6 +30,7 @@ _MAX_KEY = 4096  # PATH_MAX of Linux; S3 allows 1,024 bytes
 _RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 _MAPS = Maps()  # of the whole process, which is what has a limit
 _TIMEOUT = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
+PIECE_BYTES = 8 << 20  # of a large object in one request, which has those 60 s for all of it: enough at 1.1 Mbit/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +216,15 @@ class Store:
             raise self._short(key, offset, length)
         return data
 
+    def read_whole(self, key: str) -> memoryview:
+        """The bytes of a large object, which may come slowly: in several requests, one after the other."""
+        size = self.size(key)
+        data = bytearray(size)
+        for start in range(0, size, PIECE_BYTES):
+            stop = min(start + PIECE_BYTES, size)
+            data[start:stop] = memoryview(self.read(key, start, stop - start))
+        return memoryview(data)
+
     def check_etag(self, key: str, found: str, listed: str | None) -> None:
         """ChangedError if the object was listed with another etag than it has."""
         if listed and found != _bare(listed):
@@ -252,11 +262,23 @@ class Store:
             except (BaseError, ValueError, OSError) as error:
                 raise self._refusal(f"{key} can't be deleted", error) from None
 
-    def drop_torn(self, folder: str) -> None:
-        """Take away what a writer that was killed left in a folder of a local store: no listing shows it."""
-        if self._root is not None and self._is_inside(folder):
-            for path in Path(self._root, folder).glob("*#[0-9]*"):
-                path.unlink(missing_ok=True)
+    def unlisted(self, folder: str) -> list[str]:
+        """Files in a folder of a local store that no listing shows: NAME#1, as a writer that was killed leaves them.
+
+        Others may have files that are called so, too.
+        """
+        if self._root is None or not self._is_inside(folder) or not os.path.isdir(os.path.join(self._root, folder)):
+            return []
+        with os.scandir(os.path.join(self._root, folder)) as entries:
+            names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+        return [os.path.join(folder, name) for name in sorted(names) if re.fullmatch(r"[^#]*#\d+", name)]
+
+    def drop_unlisted(self, keys: Sequence[str]) -> None:
+        """Take away files that `unlisted` has named."""
+        for key in keys:
+            assert self._root is not None
+            assert self._is_inside(key)
+            Path(self._root, key).unlink(missing_ok=True)
 
     def _short(self, key: str, offset: int, length: int) -> BadSampleError:
         return BadSampleError(

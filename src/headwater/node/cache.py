@@ -14,6 +14,7 @@ can't be read is made again, and what can't be written is not kept.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -23,6 +24,7 @@ import re
 import shutil
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,10 +39,14 @@ from headwater.node.rowfiles import FORMAT, HASH_BYTES, HEAD_BYTES, Segment, pac
 
 DEFAULT_BYTES = 10 * 10**9
 SEGMENTS = 64  # that a full cache consists of, about: what goes at once is a part of the budget, and files stay few
+# Shelves whose files are open and whose keys are in memory: each has a segment that is not full, and all of them share
+# the full ones, so that is 2 × (64 + 64) files. A process often gets no more than 1,024.
+MAX_OPEN = 64
 PIECE_BYTES = 4 << 20  # of rows that are read and sent together
 QUEUE_BYTES = 16 << 20  # of rows that wait to be written; more are not kept
 TOUCH_EVERY_S = 60.0  # how exactly a restarted node knows what was used last
 CLOSE_WITHIN_S = 2.0
+TRY_EVERY_S = 5.0  # how soon a folder is taken over from a node that has ended
 _SHELF = re.compile(r"[0-9a-f]{32}")
 _SEGMENT = re.compile(r"(\d{1,9})\.keys")
 
@@ -64,18 +70,27 @@ class _Open:
 
 
 class Cache:
-    """Rows on disk, within `budget_bytes`; by default 10 GB, or half of what is free where that is less."""
+    """Rows on disk, within `budget_bytes`; by default 10 GB, or half of what is free where that is less.
 
-    def __init__(self, folder: Path, budget_bytes: int | None = None) -> None:
+    Where another node uses the folder, the first of `others` that is free is taken. Where there is none, it is looked
+    for again from time to time while rows are asked for.
+    """
+
+    def __init__(self, folder: Path, budget_bytes: int | None = None, others: Sequence[Path] = ()) -> None:
         self.folder = folder
         self.why_off: str | None = None  # nothing is kept any more
+        self._folders = (folder, *others)
+        self._wanted_bytes = budget_bytes
+        self._try_at: float | None = None  # when to look for a free folder again
         self._is_readable = False
         self._keeping = Keeping(0)
         self._lock = threading.RLock()
-        self._shelves: dict[str, _Open] = {}
+        self._shelves: OrderedDict[str, _Open] = OrderedDict()  # the least recently used first
+        self._writing: str | None = None  # the shelf that rows were added to last, and perhaps still are
         self._shelf_of: dict[int, str] = {}  # segment → shelf
         self._next = 1
         self._num_hits = self._num_misses = self._num_damaged = self._num_unkept = 0
+        self._said_full = False
         self._queue: queue.SimpleQueue[tuple[Shelf, np.ndarray, Sequence[np.ndarray], str] | None] = queue.SimpleQueue()
         self._queued_bytes = 0
         self._idle = threading.Event()
@@ -84,18 +99,7 @@ class Cache:
         if budget_bytes == 0:
             self.why_off = "the size it may have is 0"
             return
-        try:
-            self._enter(budget_bytes)
-        except _InUseError:
-            self._turn_off(f"another node uses {folder}; let one node (`headwater serve`) serve both, or give this "
-                           "one a folder of its own (--cache-dir)")  # fmt: skip
-            return
-        except OSError as error:
-            self._turn_off(f"{folder} can't be used: {error.strerror or error}; name another folder (--cache-dir)")
-            return
-        self._is_readable = True
-        self._thread = threading.Thread(target=self._work, name="cache", daemon=True)
-        self._thread.start()
+        self._begin()
 
     def to_json(self) -> dict[str, Any]:
         """Counts since the start, and what is on disk."""
@@ -111,7 +115,11 @@ class Cache:
 
     def look_up(self, chunk: Chunk, maker: str) -> Lookup | None:
         """What there is of a chunk; None if nothing is, or may be, kept for it."""
-        if not self._is_readable or not chunk.reuse:
+        if not chunk.reuse:
+            return None
+        if self._try_at is not None:
+            self._try_again()
+        if not self._is_readable:
             return None
         want = chunk.extraction
         draw = (chunk.seed, chunk.epoch) if want.transforms.is_random else None
@@ -170,8 +178,10 @@ class Cache:
 
     def close(self) -> None:
         """Write what waits, and let go of the folder."""
-        if not self._is_readable:
-            return
+        with self._lock:
+            self._try_at = None
+            if not self._is_readable:
+                return
         self._queue.put(None)
         self._thread.join(CLOSE_WITHIN_S)
         self._is_readable = False
@@ -183,6 +193,38 @@ class Cache:
                 self._lock_file = None
 
     # The folder
+
+    def _begin(self) -> None:
+        """Take the first folder that nobody uses."""
+        for folder in self._folders:
+            self.folder = folder
+            try:
+                self._enter(self._wanted_bytes)
+            except _InUseError:
+                continue
+            except OSError as error:
+                self.why_off = self._try_at = None
+                self._turn_off(f"{folder} can't be used: {error.strerror or error}; name another folder (--cache-dir), "
+                               "or for a node that your script starts XDG_CACHE_HOME")  # fmt: skip
+                return
+            self.why_off = self._try_at = None
+            self._is_readable = True
+            self._thread = threading.Thread(target=self._work, name="cache", daemon=True)
+            self._thread.start()
+            return
+        self.folder = self._folders[0]
+        self._try_at = time.monotonic() + TRY_EVERY_S
+        self._turn_off(f"another node uses {self.folder}, which is taken over once that node has ended; let one "
+                       "`headwater serve` serve both, or give each a folder of its own (--cache-dir)")  # fmt: skip
+
+    def _try_again(self) -> None:
+        """Another node used the folder; does it still?"""
+        with self._lock:
+            if self._try_at is None or time.monotonic() < self._try_at:
+                return
+            self._begin()
+            if self._is_readable:
+                log.warning("rows are kept in %s from now on: the other node has ended", self.folder)
 
     def _enter(self, budget_bytes: int | None) -> None:
         """Lock the folder, remove what is not ours to use, and see what is there. Rows are not looked at yet."""
@@ -246,6 +288,9 @@ class Cache:
                     continue
                 self._shelf_of[number] = folder.name
                 found.append((keys.stat().st_mtime, number, num_rows * (record_bytes + HASH_BYTES)))
+                for file, size in ((rows, num_rows * record_bytes), (keys, num_rows * HASH_BYTES)):
+                    if file.stat().st_size > size:
+                        os.truncate(file, size)  # what a kill left behind the last whole row is in no budget
         if not found:
             shutil.rmtree(folder, ignore_errors=True)
         return found
@@ -264,7 +309,20 @@ class Cache:
                     self._turn_off(f"{there.folder} can't be read: {error.strerror or error}")
                     return None
                 self._shelves[shelf.name] = there
+            self._shelves.move_to_end(shelf.name)
+            if make:
+                self._writing = shelf.name
+            self._close_unused()
             return there
+
+    def _close_unused(self) -> None:
+        """Let go of shelves beyond `MAX_OPEN`; files are closed once nobody reads them. The lock is held.
+
+        Never of the one that rows are added to: a segment that is opened a second time cuts off what is not whole.
+        """
+        unused = [name for name in self._shelves if name != self._writing]
+        for name in unused[: max(0, len(self._shelves) - MAX_OPEN)]:
+            del self._shelves[name]
 
     def _load(self, there: _Open) -> None:
         numbers = sorted(number for number, name in self._shelf_of.items() if name == there.folder.name)
@@ -326,6 +384,8 @@ class Cache:
                 if self.why_off is None:
                     self._write(shelf, keys, columns, job)
             except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    self._give_back()
                 self._turn_off(f"writing to {self.folder} failed: {error.strerror or error}")
             except Exception:
                 log.exception("unexpected error while rows were written")
@@ -383,7 +443,8 @@ class Cache:
 
     def _note_full(self, num_rows: int, cost: int) -> None:
         """The lock is held."""
-        if self._num_unkept == 0:
+        if not self._said_full:
+            self._said_full = True
             budget = self._keeping.budget_bytes
             if cost > budget:
                 log.warning("a row takes %s bytes, and all of the cache may take %s: nothing is kept; give it more "
@@ -392,6 +453,12 @@ class Cache:
                 log.warning("the cache is full (%s bytes): the rest of the rows is made again in each epoch; give it "
                             "more (--cache-size)", f"{budget:,}")  # fmt: skip
         self._num_unkept += num_rows
+
+    def _give_back(self) -> None:
+        """Some of a disk that is full, which is not ours alone: prefixes are uploaded to it."""
+        with self._lock:
+            for number in self._keeping.give_back(self._keeping.budget_bytes // SEGMENTS):
+                self._remove(number)
 
     def _turn_off(self, why: str) -> None:
         """Once, with one warning. What was kept until then is still used."""

@@ -82,6 +82,16 @@ class Prefixes:
 
     def put(self, digest: str, pieces: Iterable[bytes]) -> None:
         """Take an upload in pieces. It is kept only if it is whole, what it says it is, and can be run."""
+        try:
+            self._put(digest, pieces)
+        except OSError as error:
+            raise RefusedError(
+                f"the prefix can't be kept in {self._folder}: {error.strerror or error}; make room on that disk, or "
+                "let the node use another one (`headwater serve --state FOLDER`; for a node that your script starts, "
+                "XDG_CACHE_HOME)"
+            ) from error
+
+    def _put(self, digest: str, pieces: Iterable[bytes]) -> None:
         total, sha = 0, hashlib.sha256()
         handle, name = tempfile.mkstemp(dir=self._folder, prefix=f"{os.getpid()}-", suffix=".part")
         try:

@@ -108,7 +108,8 @@ class Source:
 
     def __init__(self, setting: Setting, plan: Plan) -> None:
         self._setting = setting
-        self._job = uuid.uuid4().hex
+        self._job, self._num_kinds = uuid.uuid4().hex, 0
+        self._kind: Extraction | None = None
         self._lock = threading.Lock()
         self._adopting = threading.RLock()  # again by whoever holds the run
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
@@ -233,6 +234,7 @@ class Source:
     def _stream(self, carried: _Carried, epoch: int, ids: np.ndarray) -> tuple[Iterator[Reply], Callable[[], None]]:
         given, holdings = self._setting, self._setting.holdings
         drawn = draw_epoch(epoch, given.views)
+        tenant = self._tenant(carried.extraction)
         reuse = given.views > 0 or not given.pipeline.is_random  # draws that never come again are not worth keeping
         groups = holdings.groups[ids] if holdings is not None and holdings.is_split else None
         pieces = Pieces(len(ids), carried.plan.chunk_rows, groups)
@@ -240,7 +242,7 @@ class Source:
         def chunk(index: int, worker: str) -> Chunk:
             part = ids[pieces.entries(index)]
             refs = given.samples.take(part) if holdings is None else holdings.refs(worker, part)
-            return Chunk(carried.extraction, self._job, given.seed, drawn, index, tuple(refs), reuse)
+            return Chunk(carried.extraction, tenant, given.seed, drawn, index, tuple(refs), reuse)
 
         if carried.inline is not None:
             lazily = (chunk(index, "") for index in range(len(pieces)))
@@ -253,6 +255,17 @@ class Source:
                     patience_s=self._setting.patience_s, arrived=self._note_arrival, **options)  # fmt: skip
         self._feeds.add(feed)
         return (iter(feed) if groups is None else in_order(iter(feed), pieces, ids)), feed.close
+
+    def _tenant(self, want: Extraction) -> str:
+        """This job to a node's cache, which lets it push out only what nobody has used since it began.
+
+        A plan that asks for other rows begins anew: nobody will ask for those of the plan before. What does not change
+        a row does not count, nor does a pause (`held`): a job must not push out the rows that it still goes through.
+        """
+        kind = replace(want, node_batch=1, compression="none")
+        if kind != self._kind:
+            self._kind, self._num_kinds = kind, self._num_kinds + 1
+        return f"{self._job}-{self._num_kinds}"
 
     def _note_arrival(self, reply: Reply) -> None:
         self._setting.counts.num_arrived += int(reply.good.sum())

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from headwater.data.layouts.listing import Listing, some
 from headwater.data.samples import Packed, Samples
 from headwater.data.shards.manifest import MANIFEST, NOTE, START, read_index, read_manifest, shard_key
+from headwater.data.shards.reading import packed_etags
 from headwater.data.shards.record import WAY_OUT
 from headwater.errors import DataError, EmptyDataError
 
@@ -70,7 +71,7 @@ def read_shards(listing: Listing) -> Samples:
         offsets=index["offset"].to_numpy(),
         lengths=lengths,
         sizes=lengths,
-        etags=etags.take(which),
+        etags=packed_etags(etags.take(which), index["crc32"].combine_chunks()),
         labels=index["label"].to_numpy(),
         num_ignored=0,
         packed=Packed(manifest.fingerprint, json.dumps(manifest.note.steps)),

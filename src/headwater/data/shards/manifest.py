@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -58,6 +59,13 @@ def shard_key(number: int) -> str:
 
 def part_key(number: int) -> str:
     return f"{PARTS}/{number:08d}.parquet"
+
+
+def is_own(key: str) -> bool:
+    """Whether an object of a set, finished or not, is called so."""
+    return key in (MANIFEST, NOTE, INDEX) or any(
+        re.fullmatch(rf"{folder}/\d{{8,}}\.{end}", key) for folder, end in ((SHARDS, "hws"), (PARTS, "parquet"))
+    )
 
 
 def sha256(data: Any) -> str:
@@ -162,7 +170,7 @@ def read_index(store: Store, manifest: Manifest) -> pa.Table:
     """The index, after its checksum was found to be the manifest's."""
     where = f"{redact(store.url)}/{INDEX}"
     try:
-        data = store.read(INDEX)
+        data = store.read_whole(INDEX)
     except BadSampleError as error:
         raise DataError(f"{error}; {WAY_OUT}") from None
     if sha256(data) != manifest.index_sha256:

@@ -39,6 +39,7 @@ from headwater.data.shards.manifest import (
     Manifest,
     Note,
     Shard,
+    is_own,
     part_key,
     read_index,
     read_manifest,
@@ -48,15 +49,25 @@ from headwater.data.shards.manifest import (
     table_of,
 )
 from headwater.data.shards.record import header_of, padding, record_bytes
-from headwater.data.shards.verify import verify_set
+from headwater.data.shards.verify import AT_ONCE, verify_set
 from headwater.data.store import Store, full_url, make_folder, open_store, redact
 from headwater.data.transforms import Transforms
-from headwater.errors import BadSampleError, ChangedError, ConfigError, DataError, EmptyDataError, TransformError
+from headwater.errors import (
+    BadSampleError,
+    ChangedError,
+    ConfigError,
+    DataError,
+    EmptyDataError,
+    StoreError,
+    TransformError,
+)
 
 NUM_READERS = 16  # pictures read at once; as many as a node reads
 SHARD_BYTES = 64_000_000
 _LOOKED_AT = 16  # pictures decoded to learn their size where it is not the same for all
 _ABOUT, _MADE_WITH = b"headwater", b"pillow"  # what a part says of its shard, in its schema's metadata
+# Errors that say nothing about a set's own bytes, such as a store that does not answer: no reason to make them again.
+_NO_DAMAGE = (StoreError, ChangedError, TransformError)
 
 Tell = Callable[[str, int], None]  # what is being done, and how many pictures or shards are
 
@@ -144,16 +155,17 @@ def _pack(
     found = list_store(store)
     present = set(found.keys.to_pylist())
     note = Note(redact(full_url(source)), samples.fingerprint, steps.to_json(), shard_bytes, 0)
-    if present and not is_packed(found):
-        raise ConfigError(f"{redact(store.url)} has {len(present):,} objects that are not of a pack "
-                          f"({some(sorted(present))}); choose an empty folder")  # fmt: skip
+    others = present | {key for key in _unlisted(store) if not _is_torn(key)}
+    if others and not is_packed(found):
+        raise ConfigError(f"{redact(store.url)} has {len(others):,} objects that are not of a pack "
+                          f"({some(sorted(others))}); choose an empty folder")  # fmt: skip
     if is_ours(found, MANIFEST):
         manifest = _finished(store, note)
         damaged = _missing(manifest, found)
         if verify:
             damaged = _verified(target, tell)
         if not damaged:
-            store.delete([key for key in present if key == NOTE or key.startswith(f"{PARTS}/")])
+            store.delete([key for key in present if key == NOTE or (key.startswith(f"{PARTS}/") and is_own(key))])
             etags = read_index(store, manifest)["source_etag"].combine_chunks()
             touched = samples.keys.filter(pc.not_equal(etags, samples.etags)).to_pylist()
             return Packing(manifest, 0, len(manifest.shards), touched=tuple(touched))
@@ -164,6 +176,15 @@ def _pack(
         damaged = []
     work = _Work(samples, steps, store, note, num_threads, on_bad_sample == "skip", tell)
     return replace(work.run(), damaged=tuple(damaged))
+
+
+def _unlisted(store: Store) -> list[str]:
+    return [key for folder in ("", PARTS, SHARDS) for key in store.unlisted(folder)]
+
+
+def _is_torn(key: str) -> bool:
+    """Whether a pack that was killed has left this: what it was writing, under the name that it would have got."""
+    return is_own(key.rpartition("#")[0])
 
 
 def _finished(store: Store, wanted: Note) -> Manifest:
@@ -182,6 +203,8 @@ def _finished(store: Store, wanted: Note) -> Manifest:
 def _verified(target: str, tell: Tell) -> list[str]:
     try:
         return verify_set(target, lambda count: tell("checking shards", count))
+    except _NO_DAMAGE:
+        raise
     except DataError as error:  # the index: all shards are made again
         return [str(error)]
 
@@ -200,6 +223,8 @@ def _reopen(store: Store, manifest: Manifest) -> None:
     shards = {shard.number: shard for shard in manifest.shards}
     try:
         index = read_index(store, manifest)
+    except _NO_DAMAGE:
+        raise
     except DataError:
         index = INDEX_SCHEMA.empty_table()  # nothing tells what is in the shards
     for number in pc.unique(index["shard"]).to_pylist():
@@ -286,8 +311,7 @@ class _Work:
         )
 
     def run(self) -> Packing:
-        for folder in ("", PARTS, SHARDS):
-            self._store.drop_torn(folder)
+        self._store.drop_unlisted([key for key in _unlisted(self._store) if _is_torn(key)])
         num_shards = -(-len(self._samples) // self._note.samples_per_shard)
         parts = self._kept(num_shards)
         todo = [number for number in range(num_shards) if number not in parts]
@@ -309,13 +333,13 @@ class _Work:
         sizes = dict(zip(found.keys.to_pylist(), found.sizes.tolist(), strict=True))
         kept: dict[int, _Part] = {}
         numbers = [number for number in range(num_shards) if part_key(number) in sizes]
-        with ThreadPoolExecutor(self._num_threads) as pool:
+        with ThreadPoolExecutor(min(self._num_threads, AT_ONCE)) as pool:
             for number, part in zip(numbers, pool.map(lambda number: self._keep(number, sizes), numbers), strict=True):
                 if part is not None:
                     kept[number] = part
                 self._tell("checking shards of the earlier run", len(kept))
         known = {f(number) for number in range(num_shards) for f in (shard_key, part_key)} | {NOTE, MANIFEST, INDEX}
-        self._store.delete([key for key in sizes if key not in known and key.startswith((f"{PARTS}/", f"{SHARDS}/"))])
+        self._store.delete([key for key in sizes if key not in known and is_own(key)])
         return kept
 
     def _keep(self, number: int, sizes: dict[str, int]) -> _Part | None:
@@ -330,7 +354,7 @@ class _Work:
         if part.shard.num_samples == 0:
             return part
         key = shard_key(number)
-        if sizes.get(key) != part.shard.num_bytes or sha256(self._store.read(key)) != part.shard.sha256:
+        if sizes.get(key) != part.shard.num_bytes or sha256(self._store.read_whole(key)) != part.shard.sha256:
             return None
         return part
 

@@ -76,8 +76,8 @@ def read_record(data: Any, key: str) -> Record:
     return Record(pixels, num_steps, digest)
 
 
-def check_record(data: Any, key: str, offset: int) -> None:
-    """BadSampleError if header or pixels are not those that were written."""
+def check_record(data: Any, key: str, offset: int, crc32: int | None = None) -> None:
+    """BadSampleError if header or pixels are not those that were written, or not those of the record `crc32`."""
     read_record(data, key)
     view = memoryview(data)
     (written,) = _SUM.unpack_from(view, _HEADER.size)
@@ -86,4 +86,16 @@ def check_record(data: Any, key: str, offset: int) -> None:
         raise BadSampleError(
             key,
             f"the record at byte {offset:,} is damaged (checksum {found:08x}, written as {written:08x}); {WAY_OUT}",
+        )
+    check_which(data, key, offset, crc32)
+
+
+def check_which(data: Any, key: str, offset: int, crc32: int | None) -> None:
+    """BadSampleError if a whole record is not the one with this checksum; None: it is not known which it should be."""
+    written = int.from_bytes(memoryview(data)[_HEADER.size : _HEADER.size + _SUM.size], "little")
+    if crc32 is not None and crc32 != written:
+        raise BadSampleError(
+            key,
+            f"the record at byte {offset:,} is whole, and not the one that the index has there (checksum "
+            f"{written:08x}, not {crc32:08x}): the shard is of another pack, or took another one's place; {WAY_OUT}",
         )

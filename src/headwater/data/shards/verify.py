@@ -14,7 +14,7 @@ from headwater.data.shards.record import check_record
 from headwater.data.store import Store, open_store, redact
 from headwater.errors import BadSampleError, DataError, EmptyDataError
 
-_AT_ONCE = 4  # shards in memory
+AT_ONCE = 4  # shards that are read at once: what is in memory, and what shares the way from the store
 
 
 def verify_set(url: str, tell: Callable[[int], None] = lambda count: None) -> list[str]:
@@ -34,7 +34,7 @@ def verify_set(url: str, tell: Callable[[int], None] = lambda count: None) -> li
     manifest = read_manifest(store)
     index = read_index(store, manifest)
     faults = []
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         for count, fault in enumerate(pool.map(lambda shard: _fault(store, shard, index), manifest.shards), 1):
             if fault:
                 faults.append(fault)
@@ -45,16 +45,16 @@ def verify_set(url: str, tell: Callable[[int], None] = lambda count: None) -> li
 def _fault(store: Store, shard: Shard, index: pa.Table) -> str:
     key = shard_key(shard.number)
     try:
-        data = memoryview(store.read(key))
+        data = store.read_whole(key)
     except BadSampleError as error:
         return str(error)
     if len(data) == shard.num_bytes and sha256(data) == shard.sha256:
         return ""
     rows = index.filter(pc.and_(pc.equal(index["shard"], shard.number), pc.greater(index["length"], 0)))
-    bad = []
-    for name, offset, length in zip(*(rows[each].to_pylist() for each in ("key", "offset", "length")), strict=True):
+    bad, columns = [], (rows[each].to_pylist() for each in ("key", "offset", "length", "crc32"))
+    for name, offset, length, crc32 in zip(*columns, strict=True):
         try:
-            check_record(data[offset : offset + length], key, offset)
+            check_record(data[offset : offset + length], key, offset, crc32)
         except BadSampleError:
             bad.append(name)
     what = (
