@@ -324,14 +324,14 @@ def _profile(
         batch = min(batch_size, MAX_BATCH)
         curves = _model_costs(captured, cuts, deepest, batch)
         local = _local_costs(pipeline, fetched, seed)
-        receive_s_per_byte = _receive_cost(client, link)
+        receive_s_per_byte, send_s_per_byte = _byte_costs(client, link)
         asked = replace(chunk, samples=refs[:NUM_ASKED])
         wire_s, receive_s_per_row = _wire_costs(client, asked, found, receive_s_per_byte)
     rows = sum(len(json.dumps(ref.to_json(), separators=(",", ":"))) + 1 for ref in refs) / len(refs)
     return Profile(
         key=key,
         measured_at=time.time(),
-        node=_node_costs(found, cores, wire_s, captured, cuts, deepest, shipped, receive_s_per_byte, reduced),
+        node=_node_costs(found, cores, wire_s, captured, cuts, deepest, shipped, send_s_per_byte, reduced),
         trainer=TrainerCosts(
             decode_s=local.get("decode_s", float(found["decode_s"])),
             finish_s=local["finish_s"],
@@ -606,13 +606,16 @@ def _decode_costs(names: Iterable[str], pipeline: Transforms) -> dict[str, float
     return costs
 
 
-def _receive_cost(client: NodeClient, link: Link) -> float:
-    """CPU-seconds a byte of taking bytes from the wire; sending is taken to cost the same."""
+def _byte_costs(client: NodeClient, link: Link) -> tuple[float, float]:
+    """CPU-seconds a byte, of taking bytes from the wire here and of sending them on the node."""
     client.download(1 << 16)  # the first may find nothing loaded yet
     num_bytes = min(max(int(link.down_bytes_per_s * RECEIVE_S), 1 << 18), MAX_BLOB_BYTES)
+    earlier, before = (float(client.hello()["cpu_s"]) for _ in range(2))
     cpu = time.process_time()
     client.download(num_bytes)
-    return (time.process_time() - cpu) / num_bytes
+    receive_s = time.process_time() - cpu
+    send_s = float(client.hello()["cpu_s"]) - before - (before - earlier)  # less what the question itself costs
+    return receive_s / num_bytes, max(0.0, send_s) / num_bytes
 
 
 def _wire_costs(
