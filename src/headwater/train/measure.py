@@ -460,7 +460,8 @@ def _model_costs(captured: Captured, cuts: Sequence[Cut], deepest: Cut, batch: i
     prefix = prefix_module(captured, deepest)
     with torch.inference_mode():
         whole_s = _cpu_s(lambda: prefix(*inputs)) / batch
-    curve = spread(whole_s, time_places(captured, tuple(each[:4] for each in inputs), deepest.index))
+    # With as many rows as in training: with fewer, layers that cost by their weights or their number seem too dear.
+    curve = spread(whole_s, time_places(captured, inputs, deepest.index))
     return tuple(behind_s + whole_s - each for each in curve) + (None,) * (len(cuts) - len(curve))
 
 
