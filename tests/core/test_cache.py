@@ -156,8 +156,8 @@ def test_a_smaller_budget_drops_what_was_used_longest_ago():
 
 def test_what_is_given_back_was_used_longest_ago_and_is_enough():
     keeping = Keeping(10)
-    for segment, num_bytes in ((3, 4), (1, 3), (2, 2)):
-        keeping.found(segment, num_bytes)
+    for segment, size in ((3, 4), (1, 3), (2, 2)):
+        keeping.found(segment, size)
     keeping.used(3)
     assert keeping.give_back(4) == (1, 2)
     assert keeping.num_bytes == 4

@@ -153,8 +153,8 @@ def _own_faults(values: Mapping[str, Any]) -> list[str]:
         if name in values and values[name] not in allowed:
             faults.append(f"{name} is {values[name]!r}; it must be one of {', '.join(allowed)}")
     if values.get("engine") == "onnxruntime" and values.get("precision") in ("fp16", "bf16"):
-        faults.append(f"engine onnxruntime does not compute in {values['precision']} on CPUs; set engine to openvino or "
-                      "auto")  # fmt: skip
+        faults.append(f"engine onnxruntime does not compute in {values['precision']} on CPUs; set engine to "
+                      "openvino or auto")  # fmt: skip
     for name, (low, high) in LIMITS.items():
         if name in values and not low <= values[name] <= high:
             faults.append(f"{name} is {values[name]}; it must lie between {low} and {high}")

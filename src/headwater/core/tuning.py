@@ -128,8 +128,8 @@ def choose(trials: Sequence[Trial], only: str = AUTO) -> Tuned | None:
     An engine that ended its process is left out, whatever it did before that.
     """
     ended = {trial.candidate.engine for trial in trials if trial.ended}
-    good = [trial for trial in trials
-            if not trial.fault and trial.candidate.engine not in ended and only in (AUTO, trial.candidate.engine)]  # fmt: skip
+    able = [trial for trial in trials if not trial.fault and trial.candidate.engine not in ended]
+    good = [trial for trial in able if only in (AUTO, trial.candidate.engine)]
     if not good:
         return None
     fastest = max(trial.rows_per_s for trial in good)

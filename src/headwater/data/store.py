@@ -262,7 +262,7 @@ class Store:
             except (BaseError, ValueError, OSError) as error:
                 raise self._refusal(f"{key} can't be deleted", error) from None
 
-    def unlisted(self, folder: str) -> list[str]:
+    def unlisted(self, folder: str) -> Sequence[str]:
         """Files in a folder of a local store that no listing shows: NAME#1, as a writer that was killed leaves them.
 
         Others may have files that are called so, too.

@@ -2,11 +2,12 @@
 
 Owns the clock and the child process around `core.tuning`, which decides. Trials run in a child
 (`python -m headwater.node.tuning`), so that the node's memory and threads stay clean, and so that an engine that breaks
-takes nobody along. They take about `BUDGET_S` in all. What was found is kept for each prefix, its outputs, its
-precision and this machine (with its cores and the versions of its engines); a record that is damaged, or of anything
-else, or older than `KEPT_S`, is measured again. An engine that ended its process, or took too long, is left out until
-the node starts again, and nothing is kept then. One prefix is tried at a time. For other outputs of the same file, which are other cuts of the same model, what was best for
-the first is tried alone: a job that changes its cut in the middle of an epoch should not stand still for long.
+takes nobody along. They take about `BUDGET_S` in all, one prefix at a time. What was found is kept for each prefix, its
+outputs, its precision and this machine (with its cores and the versions of its engines); a record that is damaged, of
+anything else, or older than `KEPT_S`, is measured again. An engine that ended its process, or took too long, is left
+out until the node starts again, and nothing is kept then. For other outputs of the same file, which are other cuts of
+the same model, what was best for the first is tried alone: a job that changes its cut in the middle of an epoch should
+not stand still for long.
 """
 
 from __future__ import annotations
