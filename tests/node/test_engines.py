@@ -67,7 +67,15 @@ def shipped_and_expected(name):
     return ship(captured, cut), cut, inputs.numpy(), [tensor.numpy() for tensor in expected]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ResNet18",
+        "MobileNetV3",
+        "ViT",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("DenseNet121", "ConvNeXt")),
+    ],
+)
 def test_every_engine_gives_the_rows_of_pytorch(name, engine):
     shipped, cut, inputs, expected = shipped_and_expected(name)
     found = Engine(shipped.path.read_bytes(), way=Candidate(engine, 1, 2)).run(inputs, cut.boundary)
