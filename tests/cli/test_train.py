@@ -14,7 +14,9 @@ from headwater.cli.jobfile import read_job
 from headwater.cli.train import run
 from headwater.errors import ConfigError
 
-LONG = {"epochs": 4, "batch_size": 2, "checkpoint_every": 1, "lr": 0.01}
+EPOCHS = 12
+LONG = {"epochs": EPOCHS, "batch_size": 2, "checkpoint_every": 1, "lr": 0.01}
+PIXEL_BYTES = 3 * 32 * 32
 
 
 def children_of(pid):
@@ -40,10 +42,10 @@ def undisturbed(command, pictures):
 def test_a_run_leaves_a_model_a_checkpoint_and_its_metrics(undisturbed):
     assert sorted(path.name for path in undisturbed.iterdir()) == ["checkpoint.pt", "metrics.jsonl", "model.pt"]
     lines = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in lines] == list(range(4))
+    assert [line["epoch"] for line in lines] == list(range(EPOCHS))
     assert set(lines[0]) == {"epoch", "loss", "pictures_per_s", "bytes_per_picture", "skipped"}
     assert lines[-1]["loss"] < lines[0]["loss"]
-    assert 0 < lines[0]["bytes_per_picture"] < 1000
+    assert 0 < lines[0]["bytes_per_picture"] < 2 * PIXEL_BYTES, "of rows, pixels or files: the plan is the machine's"
 
 
 def test_an_earlier_run_is_not_overwritten(command, undisturbed):
@@ -61,9 +63,11 @@ def test_ctrl_c_leaves_a_checkpoint_and_nothing_else_and_resume_ends_the_same(co
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        os.kill(process.pid, signal.SIGSTOP)  # or a fast machine may be done before the next lines are
         nodes = children_of(process.pid)
         assert len(nodes) == 1
         os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, signal.SIGCONT)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "go on with --resume" in out

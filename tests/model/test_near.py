@@ -200,6 +200,7 @@ def test_ddp_trains_the_near_model(captured: Captured, rows: Rows, tmp_path) -> 
             near(rows).sum().backward()
         assert captured.model.fc.weight.grad is not None
         assert captured.model.block[1].num_batches_tracked == 2
+        del near  # before its group: the other way round, torch may wait for a thread that waits for the interpreter
     finally:
         torch.distributed.destroy_process_group()
 
