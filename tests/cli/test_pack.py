@@ -33,6 +33,7 @@ def large(tmp_path_factory):
     pixels = generator.integers(0, 256, (900, 1200, 3), np.uint8)
     for number in range(60):
         Image.fromarray(np.roll(pixels, number, 1)).save(root / "a" / f"{number:03d}.jpg", quality=90)
+        os.link(root / "a" / f"{number:03d}.jpg", root / "a" / f"{number:03d}-again.jpg")
     return root
 
 

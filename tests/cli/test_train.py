@@ -14,7 +14,7 @@ from headwater.cli.jobfile import read_job
 from headwater.cli.train import run
 from headwater.errors import ConfigError
 
-EPOCHS = 12
+EPOCHS = 8
 LONG = {"epochs": EPOCHS, "batch_size": 2, "checkpoint_every": 1, "lr": 0.01}
 PIXEL_BYTES = 3 * 32 * 32
 

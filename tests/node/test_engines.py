@@ -33,6 +33,7 @@ FAMILIES = {
     "ViT": ("timm", "vit_tiny_patch16_224"),
     "ConvNeXt": ("timm", "convnext_atto"),
 }
+LARGE = ("DenseNet121", "ConvNeXt")
 
 
 @pytest.fixture(params=ENGINES)
@@ -68,13 +69,7 @@ def shipped_and_expected(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "ResNet18",
-        "MobileNetV3",
-        "ViT",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("DenseNet121", "ConvNeXt")),
-    ],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in FAMILIES]
 )
 def test_every_engine_gives_the_rows_of_pytorch(name, engine):
     shipped, cut, inputs, expected = shipped_and_expected(name)

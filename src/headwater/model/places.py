@@ -30,7 +30,8 @@ def kernel_places(captured: Captured, onnx_file: Path) -> dict[str, int]:
     """Names that an engine may call a kernel by (nodes and values of the file) → the place it belongs to, from 0."""
     import onnx
 
-    paths = [module_path(node) for node in flow(captured).places]
+    nodes = flow(captured).places
+    paths = [module_path(node) for node in nodes]
     found: dict[str, int] = {}
     convolutions: dict[str, int] = {}  # value → the place of the convolution that it may come out of
     place = 0
@@ -39,15 +40,21 @@ def kernel_places(captured: Captured, onnx_file: Path) -> dict[str, int]:
         if path is not None:
             # Nodes come in the order of the places; one place may have become several nodes.
             place = next((later for later in range(place, len(paths)) if paths[later] == path), place)
+        here = place
         if node.op_type == "Conv":
-            convolutions[node.output[0]] = place
+            here = convolutions[node.output[0]] = _convolution(nodes, place)
         elif node.op_type in _JOINS and (before := [each for each in node.input if each in convolutions]):
             convolutions[node.output[0]] = max(convolutions[each] for each in before)
         for name in (node.name, *node.output):
-            found.setdefault(name, place)
+            found.setdefault(name, here)
     for value, place in convolutions.items():
         found[f"{value}_nchwc"] = place
     return found
+
+
+def _convolution(nodes: Sequence[Node], place: int) -> int:
+    """The place of a convolution into which the exporter has folded the batch-norm at this place."""
+    return next((each for each in range(place, -1, -1) if "conv" in str(nodes[each].target)), place)
 
 
 def _module_of(node: Any) -> str | None:
