@@ -32,10 +32,10 @@ demo: $(VENV)/demo
 	$(BIN)/python examples/demo.py $(if $(DATA),--data '$(DATA)')
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 test-all: $(VENV)/test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 -m ''
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m ''
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .

@@ -16,7 +16,10 @@ BENCHMARKS = {
     "path": "near-data pictures/s against a bare loop of Pillow and ONNX Runtime; bytes across against the JPEG's",
     "planner": "the planner's choice against every other cut, run for real on the rig: regret, error of the estimate",
     "nodes": "1 to 6 devices of 0.2 core: do they add up, what one slow one costs, and a node against a bare loop",
+    "cache": "epochs from the node's cache against a cold one and the plain loop, over a link of 50 Mbit/s",
+    "engine": "a prefix on one core, in the engine and precision that a node chooses, against eager PyTorch",
     "offload": "training over links of 2 to 1000 Mbit/s against the best plain loop, other loaders, and the bound",
+    "pack": "rows/s of a node on one core from packed shards against JPEGs, and against the engine alone",
 }
 
 

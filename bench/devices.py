@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Trainer:
         self.close()
         self._job = hw.near(self._learner.model, self._folder, transforms=self._learner.transforms, nodes=addresses,
                             batch_size=BATCH, plan=None, codec="fp16")  # fmt: skip
+        self._job.adopt(replace(self._job.plan, engine="onnxruntime"))  # the bare loop's, and the same on every device
         return {"cut": self._job.plan.cut_name, "chunk_rows": self._job.plan.chunk_rows}
 
     def near(self, seconds: float) -> dict[str, float]:

@@ -64,6 +64,7 @@ _BUILDERS: dict[str, Callable[[int], nn.Module]] = {
     "alexnet": _torchvision("alexnet", "classifier.6"),
     "mobilenet": _torchvision("mobilenet_v3_small", "classifier"),
     "resnet18": _torchvision("resnet18", "fc"),
+    "resnet50": _torchvision("resnet50", "fc"),
     "shufflenet": _torchvision("shufflenet_v2_x1_0", "fc"),
     "vit": _timm("vit_tiny_patch16_224", "head"),
 }

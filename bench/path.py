@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -40,8 +41,10 @@ def run(*, quick: bool, console: Console) -> Result:
         model = pictures.lite0(100)
         console.print(f"{what}; {repeats} rounds, both sides in each; {THREADS} threads a side")
         with hw.near(
-            model, folder, transforms=pictures.LITE0, batch_size=BATCH, codec="fp16", plan=None, node_threads=THREADS
-        ) as job:
+            model, folder, transforms=pictures.LITE0, batch_size=BATCH, codec="fp16", plan=None, node_threads=THREADS,
+            node_cache="0",
+        ) as job:  # fmt: skip
+            job.adopt(replace(job.plan, engine="onnxruntime"))  # the bare loop's
             bare = bare_loop(folder, job.samples, prefix_of(model, job.plan.cut))
             cases = measure(job, bare, repeats, console)
             num_bytes = job.counts.num_bytes / job.counts.num_rows

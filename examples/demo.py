@@ -164,7 +164,7 @@ def train_plainly(start: nn.Module, train: Path, test: Path) -> Run:
 def train_near(start: nn.Module, train: Path, test: Path) -> Run:
     run, model = Run("near the data"), build_copy(start)
     optimizer = torch.optim.AdamW(model._fc.parameters(), lr=3e-3)
-    with hw.near(model, train, transforms=TRANSFORMS, batch_size=BATCH, seed=SEED, plan=None) as job:
+    with hw.near(model, train, transforms=TRANSFORMS, batch_size=BATCH, seed=SEED, plan=None, node_cache="0") as job:
         begin = time.perf_counter()
         stream = ((x, y) for _ in range(EPOCHS) for x, y in job.loader)
         for x, y in track(stream, "near", total=EPOCHS * len(job.loader), console=console, transient=True):
@@ -172,7 +172,7 @@ def train_near(start: nn.Module, train: Path, test: Path) -> Run:
         run.pictures_per_s = EPOCHS * len(job.samples) / (time.perf_counter() - begin)
         run.bytes_per_picture = job.counts.num_bytes / job.counts.num_rows
         plan = job.plan
-    with hw.near(model, test, transforms=TRANSFORMS, batch_size=BATCH, shuffle=False, plan=plan) as job:
+    with hw.near(model, test, transforms=TRANSFORMS, batch_size=BATCH, shuffle=False, plan=plan, node_cache="0") as job:
         run.accuracy = accuracy(job.model, job.loader)
     return run
 

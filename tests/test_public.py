@@ -22,15 +22,16 @@ def test_the_verbs_of_the_command_line():
     from headwater.cli import typer_app
 
     command = typer.main.get_command(typer_app)
-    assert sorted(command.commands) == ["cuts", "nodes", "plan", "profile", "serve", "train"]
+    assert sorted(command.commands) == ["cuts", "nodes", "pack", "plan", "profile", "serve", "train"]
     options = {name: sorted(option for each in verb.params for option in each.opts if option.startswith("--"))
                for name, verb in command.commands.items()}  # fmt: skip
     assert options == {
         "cuts": ["--all", "--json", "--size", "--until"],
         "nodes": ["--follow", "--json", "--seconds"],
+        "pack": ["--crop", "--job", "--layout", "--on-bad-sample", "--resize", "--shard-size", "--threads", "--verify"],
         "plan": ["--json", "--output", "--picture"],
         "profile": ["--again", "--json", "--output"],
-        "serve": ["--listen", "--max-upload", "--open", "--state", "--threads"],
+        "serve": ["--cache-dir", "--cache-size", "--listen", "--max-upload", "--open", "--state", "--threads"],
         "train": ["--resume"],
     }
 
@@ -48,6 +49,7 @@ def test_the_fields_of_the_plan_format():
         "node_batch": 32,
         "chunk_rows": 64,
         "prefetch": 3,
+        "engine": "auto",
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from headwater.cli.jobfile import read_job
 from headwater.cli.train import run
 from headwater.errors import ConfigError
 
-EPOCHS = 12
+EPOCHS = 8
 LONG = {"epochs": EPOCHS, "batch_size": 2, "checkpoint_every": 1, "lr": 0.01}
 PIXEL_BYTES = 3 * 32 * 32
 
@@ -109,3 +109,11 @@ def test_validation_with_other_classes_is_refused_before_the_first_step(command,
     with pytest.raises(ConfigError, match="its class 0 is 'b', and 'a' in the training data"):
         run(read_job(command.job("other", pictures, extra=f'validation = "{tmp_path}"')), resume=False)
     assert not (command.folder / "other").exists()
+
+
+def test_views_and_the_size_of_the_cache_reach_the_job(command, pictures):
+    from headwater.cli.meaning import near_options
+
+    file = read_job(command.job("viewed", pictures, extra='views = 3\n[nodes]\ncache = "5MB"'))
+    options = near_options(file)
+    assert (options["views"], options["node_cache"]) == (3, "5MB")

@@ -68,6 +68,16 @@ def test_a_busy_node_is_believed_and_its_idle_link_is_not_blamed(make):
     assert len(decision.why) == 1
 
 
+@given(st.lists(st.tuples(st.floats(0, 1.2), st.floats(0, 1)), max_size=20))
+def test_rows_from_a_nodes_cache_are_no_reason_to_plan_again(make, windows):
+    """The node makes nothing, and its link carries more than a cold epoch would give it."""
+    run = Run(make, node_cores=0.01)
+    cold = run.rows_per_s * run.row_bytes / DOWN
+    assert cold < 0.1
+    assert all(run.window(link=max(link, cold), wait=wait) == [] for link, wait in windows)
+    assert run.machine.rig == run.rig
+
+
 @pytest.mark.parametrize(("cores", "num_threads"), [(1.0, 1), (4.0, 4), (0.25, 1)])
 def test_threads_that_share_their_cores_with_the_rest_of_a_row_are_not_slow(make, cores, num_threads):
     run = Run(make, node_cores=cores)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.data.holdings import unite
-from headwater.data.samples import Samples
-from headwater.errors import DataError
+from headwater.data.samples import Packed, Samples
+from headwater.errors import ConfigError, DataError
 
 
 def listing(names, node="", classes=("a", "b"), size=7):
@@ -66,3 +66,27 @@ def test_a_file_that_is_listed_twice_stays_twice():
     assert len(holdings.samples) == 2
     assert not holdings.is_split
     assert np.array_equal(np.sort(holdings.rows["one"]), [0, 1])
+
+
+def packed(offsets, node="", steps="[]"):
+    """A packed set of samples that lie at these places, one class each."""
+    return Samples.build("file:///x", [str(each) for each in range(len(offsets))],
+                         keys=[f"shards/{shard}.hws" for shard, _ in offsets], offsets=[at for _, at in offsets],
+                         lengths=[64] * len(offsets), sizes=[64] * len(offsets), etags=[node] * len(offsets),
+                         labels=range(len(offsets)), packed=Packed("source", steps))  # fmt: skip
+
+
+def test_copies_of_a_packed_set_are_replicas():
+    places = [(0, 0), (0, 64), (1, 0)]
+    holdings = unite({"one": packed(places, "1"), "two": packed(places, "2")})
+    assert not holdings.is_split
+    assert [ref.etag for ref in holdings.refs("two", range(3))] == ["2"] * 3
+    assert holdings.samples.packed == Packed("source", "[]")
+
+
+def test_a_packed_set_in_other_shards_is_refused_and_not_mixed():
+    """A place in a shard of the one set is another picture in the other."""
+    with pytest.raises(ConfigError, match=r"one and two have the same samples packed differently .*--shard-size.*copy"):
+        unite({"one": packed([(0, 0), (0, 64), (1, 0)]), "two": packed([(0, 0), (1, 0), (1, 64)])})
+    with pytest.raises(ConfigError, match="packed sets of different sources"):
+        unite({"one": packed([(0, 0)]), "two": packed([(0, 0)], steps="[1]")})

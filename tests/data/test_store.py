@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.data import store as stores
 from headwater.data.store import Store, full_url, key_fault, open_store, redact, split_url
 from headwater.errors import BadSampleError, ChangedError, ConfigError, StoreError
 
@@ -40,6 +41,17 @@ def test_a_read_gives_the_whole_object_or_the_range_asked_for(root: Path) -> Non
     assert bytes(store.read("x/é%20.bin", 7)) == b"789"
     assert bytes(store.read("x/é%20.bin", 3, 0)) == b""
     assert store.size("x/é%20.bin") == 10
+
+
+def test_a_large_object_is_read_in_several_requests(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "PIECE_BYTES", 4)
+    (root / "empty").write_bytes(b"")
+    store, asked = open_store(str(root)), []
+    real = store.read
+    monkeypatch.setattr(store, "read", lambda *args: asked.append(args[1:]) or real(*args))
+    assert bytes(store.read_whole("x/é%20.bin")) == b"0123456789"
+    assert asked == [(0, 4), (4, 4), (8, 2)]
+    assert bytes(store.read_whole("empty")) == b""
 
 
 @pytest.mark.parametrize(("offset", "length"), [(5, 6), (10, 1), (90, 5)])

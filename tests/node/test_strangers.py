@@ -96,7 +96,7 @@ json_values = st.recursive(
 )
 # Hypothesis reads its table of characters in the first draw; two busy cores take their time for it.
 calmly = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-fields = ["kind", "protocol", "url", "layout", "job", "seed", "epoch", "index", "samples", "path_column"]
+fields = ["kind", "protocol", "url", "layout", "job", "seed", "epoch", "index", "reuse", "samples", "path_column"]
 inner_fields = ["url", "transforms", "boundary", "precision", "codec", "compression", "node_batch", "prefix"]
 
 

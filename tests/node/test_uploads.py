@@ -1,9 +1,11 @@
 """A prefix is uploaded once, kept by digest, and never run unless it is a self-contained ONNX model."""
 
+import errno
 import hashlib
 import io
 import os
 import pickle
+import tempfile
 
 import numpy as np
 import pytest
@@ -120,6 +122,19 @@ def test_a_prefix_above_the_limit_is_refused_with_the_flag_that_raises_it(upload
     with pytest.raises(RefusedError, match="--max-upload"):
         upload(bytes(5_000_000))
     assert leftovers(state) == []
+
+
+@pytest.mark.parametrize(("module", "name"), [(tempfile, "mkstemp"), (os, "replace")])
+def test_a_full_disk_refuses_an_upload_with_the_folder_and_the_way_out(build, upload, state, monkeypatch, module, name):
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module, name, full)
+    with pytest.raises(RefusedError, match=rf"{state}/prefixes: No space left on device; make room .*--state FOLDER"):
+        upload(build.model())
+    monkeypatch.undo()
+    assert leftovers(state) == []
+    assert upload(build.model())
 
 
 def test_a_damaged_stored_prefix_is_asked_for_again(build, upload, client, state, pictures, chunk_of, never, tmp_path):

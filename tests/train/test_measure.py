@@ -20,6 +20,7 @@ from headwater.model.capture import capture
 from headwater.model.cuts import cuts
 from headwater.model.places import kernel_places, place_seconds, time_places
 from headwater.model.ship import ship
+from headwater.node.engine import Engine
 from headwater.progress import Progress
 from headwater.train import measure as measure_module
 from headwater.train.client import NodeClient
@@ -112,6 +113,23 @@ def test_kernels_are_traced_back_to_places_and_nothing_is_lost(job):
     kernels = [(name, 1.0) for name in places] + [("a name that nobody knows", 2.0)]
     assert sum(place_seconds(kernels, places, deepest.index)) == pytest.approx(len(places) + 2.0)
     assert len(time_places(captured, captured.example, deepest.index)) == deepest.index
+
+
+def test_a_convolution_costs_where_it_is_and_not_where_what_it_is_joined_with_ends(tmp_path):
+    """A cut between the two has the convolution in front of it."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 64, 3, padding=1), nn.BatchNorm2d(64),
+                         nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU())  # fmt: skip
+    model = hw.freeze(nn.Sequential(body, nn.Flatten(), nn.Linear(64 * 32 * 32, 3)).eval(), until="2")
+    captured = capture(model, (torch.zeros(2, 3, 32, 32),))
+    found = {name: cut for cut in cuts(captured) for name in (cut.name, *cut.also)}
+    deepest = found["0.6"]
+    shipped = ship(captured, deepest)
+    engine = Engine(shipped.path.read_bytes(), shipped.names_at(deepest), profile=str(tmp_path / "run"))
+    kernels = engine.kernels(np.zeros((4, 3, 32, 32), np.float32))
+    seconds = place_seconds(kernels, kernel_places(captured, shipped.path), deepest.index)
+    taken = {name: seconds[found[name].index - 1] for name in ("0.2", "0.3", "0.4", "0.5", "0.6")}
+    assert min(taken["0.2"], taken["0.5"]) > max(taken["0.3"], taken["0.4"], taken["0.6"]), (taken, kernels)
 
 
 def test_an_automatic_plan_trains_and_says_why(pictures, start_node):

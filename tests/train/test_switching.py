@@ -11,7 +11,9 @@ import headwater as hw
 from headwater.core.plan import Plan, near_plan
 from headwater.data.transforms import HorizontalFlip, Normalize, RandomResizedCrop, ToFloat, Transforms
 from headwater.errors import ConfigError, PlanError
-from headwater.node.prefixes import Prefixes
+from headwater.node.cache import Cache
+from headwater.node.prefixes import Prefixes, Wanted, _Loaded
+from headwater.node.service import Node
 
 TRANSFORMS = Transforms([RandomResizedCrop(32), HorizontalFlip(), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
 
@@ -128,11 +130,11 @@ def test_requests_for_a_new_cut_that_come_together_load_it_once(tmp_path, monkey
     def load(key):
         loaded.append(key)
         time.sleep(0.05)
-        return held._remember(key, object())
+        return held._remember(key, _Loaded(object(), None))
 
     monkeypatch.setattr(held, "_load", load)
     found = []
-    threads = [threading.Thread(target=lambda: found.append(held.engine("d", ("a",)))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(held.engine(Wanted("d", ("a",))))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -140,3 +142,22 @@ def test_requests_for_a_new_cut_that_come_together_load_it_once(tmp_path, monkey
     assert len(loaded) == 1
     assert len(set(map(id, found))) == 1
     assert not held._doors
+
+
+def test_rows_of_the_plan_before_make_room_in_a_cache_for_those_of_the_next(pictures, tmp_path):
+    cache = Cache(tmp_path / "rows", 60_000)  # 28 rows of the first plan's
+    node = Node("grpc://127.0.0.1:0", (str(pictures),), state=tmp_path / "state", num_threads=2, cache=cache)
+    hits = []
+    try:
+        with start(pictures, [f"grpc://127.0.0.1:{node.port}"], views=1) as job:
+            cuts = {cut.name: cut for cut in job.cuts}
+            for name in ("0.3", "0.3", "1.1", "1.1", "0.3", "0.3"):
+                job.adopt(near_plan(cuts[name], chunk_rows=16, node_batch=16))
+                before = cache.to_json()["num_cache_hits"]
+                outputs(job, epochs=1)
+                cache.wait(20)
+                hits.append(cache.to_json()["num_cache_hits"] - before)
+    finally:
+        node.stop(5)
+    assert hits[3] == 50, "all of the second plan's, which are small"
+    assert hits[1] == hits[5] == 28, "and back to the first"

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import headwater as hw
-from headwater.core.plan import Plan
+from headwater.core.cut import smallest_cut
+from headwater.core.plan import Plan, near_plan
 from headwater.core.replan import Replan
 from headwater.core.rig import Link
 from headwater.data.transforms import Normalize, Resize, ToFloat, Transforms
@@ -135,3 +136,17 @@ def test_in_vain_it_tries_less_and_less_often(job, monkeypatch):
     assert job._watch._try_links() == []  # not yet
     assert tried == [int(SLOW.down_bytes_per_s * watch.TRY_S) + 1]
     assert job._watch._try_every_s == 2 * watch.TRY_AFTER_S
+
+
+def test_a_node_is_judged_by_what_it_makes_and_not_by_what_it_kept(job):
+    (name,) = job._watch._threads
+    job._watch._replanner.adopted(near_plan(smallest_cut(job.cuts)))
+
+    def made(busy_s, rows, kept):
+        readings = [watch._Reading(at, 0, 0.0, {}, 0, {name: busy}) for at, busy in
+                    ((0.0, (1.0, 10.0, 5.0)), (2.0, (1.0 + busy_s, 10.0 + rows, 5.0 + kept)))]  # fmt: skip
+        return job._watch._made(name, *readings)
+
+    assert made(1.0, 50, 0) > 0
+    assert made(0.0, 0, 500) is None
+    assert made(1.0, 50, 500) is None

@@ -9,6 +9,7 @@ import typer
 
 from headwater.cli.cuts import cuts
 from headwater.cli.nodes import nodes
+from headwater.cli.pack import pack
 from headwater.cli.plan import plan
 from headwater.cli.profile import profile
 from headwater.cli.serve import serve
@@ -44,6 +45,7 @@ typer_app.command()(cuts)
 typer_app.command()(profile)
 typer_app.command()(plan)
 typer_app.command()(nodes)
+typer_app.command()(pack)
 
 
 def app(*args: Any, **kwargs: Any) -> None:

@@ -36,6 +36,7 @@ class DataPart:
     path_column: str | int | None = None
     label_column: str | int | None = None
     on_bad_sample: str = "raise"
+    views: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class NodesPart:
 
     addresses: list[str]
     patience_s: float = 60.0
+    cache: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class PlanPart:
     profile: str = ""
     cut: str | int | None = None
     codec: str = "raw"
+    precision: str = "fp32"
+    tolerance: float = 0.99
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ _PARTS: Mapping[str, type] = {
 _EMPTY = {"arguments": dict, "addresses": list}  # mutable defaults
 _CHOICES = {"optimizer": ("adamw", "adam", "sgd"), "on_bad_sample": ("raise", "skip")}
 _AT_LEAST = {"epochs": 1, "batch_size": 1, "seed": 0, "lr": 0, "weight_decay": 0, "momentum": 0, "checkpoint_every": 0,
-             "patience_s": 0}  # fmt: skip
+             "patience_s": 0, "views": 0}  # fmt: skip
 
 
 def read_job(path: Path) -> JobFile:

@@ -21,12 +21,15 @@ def near_options(file: JobFile) -> dict[str, Any]:
         "on_bad_sample": file.data.on_bad_sample,
         "nodes": file.nodes.addresses or None,
         "patience_s": file.nodes.patience_s,
+        "views": file.data.views,
+        "node_cache": file.nodes.cache or None,
     }
     if file.plan.file not in ("", "auto"):
-        return {**options, "plan": file.path(file.plan.file)}
+        return {**options, "plan": file.path(file.plan.file), "tolerance": file.plan.tolerance}
     if file.plan.profile:
         options["profile"] = file.path(file.plan.profile)
-    return {**options, "cut": file.plan.cut, "codec": file.plan.codec}
+    return {**options, "cut": file.plan.cut, "codec": file.plan.codec, "precision": file.plan.precision,
+            "tolerance": file.plan.tolerance}  # fmt: skip
 
 
 def model_of(file: JobFile) -> Any:

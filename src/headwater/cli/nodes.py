@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from headwater.errors import HeadwaterError
@@ -65,11 +66,11 @@ def nodes(
             with Live(console=console, auto_refresh=False) as live:
                 while True:
                     seen = look(clients, seconds)
-                    live.update(table(seen), refresh=True)
+                    live.update(Group(*tables(seen)), refresh=True)
         else:
             with console.status(f"looking for {seconds:g} s"):
                 seen = look(clients, seconds)
-            console.print(table(seen))
+            console.print(*tables(seen), sep="\n")
     finally:
         for client in clients.values():
             client.close()
@@ -95,6 +96,11 @@ def look(clients: dict[str, NodeClient], seconds: float) -> list[Seen]:
         return list(pool.map(one, clients))
 
 
+def tables(seen: list[Seen]) -> list[Table]:
+    """Who is there; and what they run, if they do."""
+    return [each for each in (table(seen), prefixes(seen)) if each.row_count]
+
+
 def table(seen: list[Seen]) -> Table:
     found = Table(title="nodes; busy in threads", title_justify="left")
     for title in ("node", "serves"):
@@ -103,12 +109,12 @@ def table(seen: list[Seen]) -> Table:
         found.add_column(title, justify="right", no_wrap=True)
     for each in seen:
         if each.fault:
-            found.add_row(each.address, each.fault, style="red")
+            found.add_row(each.address, escape(each.fault), style="red")
             continue
         hello = each.hello
         found.add_row(
             each.address,
-            ", ".join(hello["roots"]),
+            escape(", ".join(hello["roots"])),
             f"{hello['cores']:g}",
             f"{hello['memory_bytes'] / 1e9:.1f} GB" if hello.get("memory_bytes") else "?",
             f"{each.rate('num_rows'):,.1f}",
@@ -116,4 +122,17 @@ def table(seen: list[Seen]) -> Table:
             f"{each.rate('read_bytes') / 1e6:,.1f}",
             f"{hello['busy']['num_bad']:,.0f}",
         )
+    return found
+
+
+def prefixes(seen: list[Seen]) -> Table:
+    """What each node runs, and why that way."""
+    found = Table(title="prefixes in use", title_justify="left")
+    for title in ("node", "prefix", "gives", "precision", "engine", "threads", "rows at once", "why"):
+        found.add_column(title, overflow="fold")
+    for each in seen:
+        for prefix in each.hello.get("prefixes", ()):
+            gives = "everything" if prefix["outputs"] is None else ", ".join(prefix["outputs"])
+            found.add_row(each.address, prefix["digest"][:12], gives, prefix["precision"], prefix["engine"],
+                          str(prefix["threads"]), str(prefix["batch"]), escape(prefix["why"]))  # fmt: skip
     return found

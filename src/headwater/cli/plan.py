@@ -65,12 +65,15 @@ def show(job: Job, console: Console) -> None:
     from headwater.core.search import placement
 
     table = Table(title="plans, best first (estimated from measured costs)", title_justify="left")
-    for title in ("", "what moves", "cut", "pictures/s", "bytes down a picture", "limited by"):
+    for title in ("", "what moves", "cut", "precision", "pictures/s", "bytes down a picture", "limited by"):
         table.add_column(title, justify="right" if title in ("", "pictures/s", "bytes down a picture") else "left")
     for place, each in _rows(job):
-        table.add_row(place, placement(each.plan), each.plan.cut_name if each.plan.cut else "",
-                      f"{each.samples_per_s:,.1f}", f"{each.down_bytes:,.0f}", each.limiting)  # fmt: skip
+        cut, precision = (each.plan.cut_name, each.plan.precision) if each.plan.cut else ("", "")
+        table.add_row(place, placement(each.plan), cut, precision, f"{each.samples_per_s:,.1f}",
+                      f"{each.down_bytes:,.0f}", each.limiting)  # fmt: skip
     console.print(table)
+    for precision, found in job.deviations.items():
+        console.print(f"{precision}: {found}", soft_wrap=True)
     assert job.ranking is not None
     console.print(job.ranking.explain(), soft_wrap=True)
 

@@ -70,6 +70,8 @@ def show(job: Job, console: Console) -> None:
         console.print(f"the store: {rig.store_link.down_bytes_per_s * 8e-6:,.1f} Mbit/s from it; a stored picture has "
                       f"{sizes.sample_bytes:,.0f} bytes")  # fmt: skip
     console.print(f"here: {rig.trainer.cores:g} cores")
+    for precision, found in known.deviations.items():
+        console.print(f"{precision}: {found}", soft_wrap=True)
 
 
 def _cuts(known: Profile, cuts: tuple[Cut, ...]) -> Table:

@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from headwater.core.amount import num_bytes
 from headwater.data.store import open_store
 from headwater.errors import ConfigError
 from headwater.node.serve import serve as run_node
@@ -27,6 +28,12 @@ def serve(
     threads: int = typer.Option(0, help="Threads that decode and infer; 0 takes one for each core."),
     state: Path = typer.Option(None, help="Folder for uploaded prefixes; by default in the user's cache folder."),
     max_upload: float = typer.Option(2.0, help="Largest prefix that may be uploaded, in GB."),
+    cache_size: str = typer.Option(
+        "",
+        help="How much of the disk rows may take that are kept for later epochs, such as 50GB; 0 keeps none. By "
+        "default 10GB, or half of what is free where that is less.",
+    ),
+    cache_dir: Path = typer.Option(None, help="Folder for kept rows; by default `rows` in the state folder."),
 ) -> None:
     """Serve data to trainers: read, decode, augment, and run the frozen part of their models here.
 
@@ -38,14 +45,22 @@ def serve(
     if host not in _LOOPBACK and not open_to_all:
         raise ConfigError(f"{host} can be reached by others, who could then read {', '.join(roots)}; say --open if "
                           "that is meant, on a network where everyone may")  # fmt: skip
+    cache_bytes = num_bytes(cache_size, "--cache-size") if cache_size else None
     for root in roots:
         open_store(root)  # a folder that is not there is found now, not by the first trainer
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
 
+    def kept(node: Node) -> str:
+        cache = node.cache
+        if cache is None or cache.why_off is not None:
+            return "rows are not kept" + (f": {cache.why_off}" if cache is not None else "")
+        said = cache.to_json()
+        return f"rows are kept in {cache.folder}, at most {said['cache_budget_bytes'] / 1e9:.3g} GB"
+
     def announce(node: Node) -> None:
         console = Console()
         console.print(f"serving {', '.join(node.roots)} on grpc://{host}:{node.port} with {node.num_threads} threads")
-        console.print("Ctrl-C stops it", style="dim")
+        console.print(f"{kept(node)}; Ctrl-C stops it", style="dim")
         sys.stdout.flush()
 
     run_node(
@@ -54,6 +69,8 @@ def serve(
         state=state,
         num_threads=threads or None,
         max_upload_bytes=int(max_upload * 1e9),
+        cache_bytes=cache_bytes,
+        cache_folder=cache_dir,
         announce=announce,
     )
     sys.stdout.flush()

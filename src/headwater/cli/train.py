@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +61,11 @@ def run(file: JobFile, resume: bool) -> None:
         job = stack.enter_context(hw.near(model, file.url(file.data.url), shuffle=file.train.shuffle, **common))
         check = None
         if file.data.validation:  # now, so that what is wrong with it is found before the first step
-            same = {name: value for name, value in common.items() if name not in ("cut", "codec", "plan", "profile")}
+            planned = ("cut", "codec", "plan", "profile", "precision", "tolerance")
+            same = {name: value for name, value in common.items() if name not in planned}
+            plan = replace(job.plan, precision="fp32")  # as the trained model will be used
             check = stack.enter_context(
-                hw.near(model, file.url(file.data.validation), shuffle=False, plan=job.plan, **same)
+                hw.near(model, file.url(file.data.validation), shuffle=False, plan=plan, **same)
             )
             _check_classes(job.samples.classes, check.samples.classes)
         if resume:

@@ -14,6 +14,7 @@ from typing import Any
 
 from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut
+from headwater.core.tuning import AUTO, ENGINES
 from headwater.errors import PlanError
 
 FORMAT = "headwater-plan"
@@ -30,9 +31,11 @@ TIERS_OF: Mapping[str, tuple[str, ...]] = {
     "gradients": ("host", "accelerator"),
     "reduce": ("host", "accelerator", "network"),
 }
-PRECISIONS = ("fp32",)
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+ENGINE_CHOICES = (AUTO, *ENGINES)
 COMPRESSIONS = ("none", "lz4", "zstd")
 LIMITS: Mapping[str, tuple[int, int]] = {"node_batch": (1, 65536), "chunk_rows": (1, 1 << 20), "prefetch": (1, 256)}
+_MAY_BE_MISSING = ("engine",)  # plans of 0.1.0 that were written before it
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Plan:
     node_batch: int = 32
     chunk_rows: int = 64
     prefetch: int = 3
+    engine: str = AUTO
 
     @property
     def stages(self) -> dict[str, str]:
@@ -144,9 +148,13 @@ def _own_faults(values: Mapping[str, Any]) -> list[str]:
         faults.append(f"the cut at {cut} needs the prefix on storage; it is on {prefix}")
     if cut == 0 and prefix == "storage":
         faults.append("the prefix is on storage but the cut is 0, in front of the first layer; choose a later cut")
-    for name, allowed in (("precision", PRECISIONS), ("codec", tuple(CODECS)), ("compression", COMPRESSIONS)):
+    choices = {"precision": PRECISIONS, "codec": tuple(CODECS), "compression": COMPRESSIONS, "engine": ENGINE_CHOICES}
+    for name, allowed in choices.items():
         if name in values and values[name] not in allowed:
             faults.append(f"{name} is {values[name]!r}; it must be one of {', '.join(allowed)}")
+    if values.get("engine") == "onnxruntime" and values.get("precision") in ("fp16", "bf16"):
+        faults.append(f"engine onnxruntime does not compute in {values['precision']} on CPUs; set engine to "
+                      "openvino or auto")  # fmt: skip
     for name, (low, high) in LIMITS.items():
         if name in values and not low <= values[name] <= high:
             faults.append(f"{name} is {values[name]}; it must lie between {low} and {high}")
@@ -178,6 +186,8 @@ def _read(data: object) -> tuple[Plan | None, list[str]]:
         known = set(names) | (set() if title else {"format", "version", "stages", "cut"})
         faults += [f"{where}{name} is not a field of a plan" for name in part if name not in known]
         for name, field in names.items():
+            if name not in part and name in _MAY_BE_MISSING:
+                continue
             if name not in part:
                 faults.append(f"{where}{name} is missing")
             else:

@@ -16,6 +16,7 @@ from typing import Any
 from headwater.core import form
 from headwater.core.cut import Cut
 from headwater.core.form import Many, Number, Part, Table, Text, formed
+from headwater.core.precision import Deviation
 from headwater.errors import ConfigError
 
 FORMAT = "headwater-profile"
@@ -167,6 +168,8 @@ class Profile:
     trainer: TrainerCosts = field(metadata=formed(Part(TrainerCosts)))
     sizes: Sizes = field(metadata=formed(Part(Sizes)))
     export_s: float = field(default=0.0, metadata=formed(_SECONDS))  # once: making the file that a node runs
+    # For each reduced precision that was measured.
+    deviations: Mapping[str, Deviation] = field(default_factory=dict, metadata=formed(Table(Part(Deviation))))
 
     def __post_init__(self) -> None:
         form.check_record(self, "profile")

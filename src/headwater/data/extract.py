@@ -12,12 +12,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 
 from headwater.core.draw import Draw
 from headwater.core.ring import Decision, Decode, Infer, Read, Ring, Send
 from headwater.data.pool import Pool
+from headwater.data.shards.reading import is_mapped, read_sample
 from headwater.data.store import Store
 from headwater.data.wire import Bad, Chunk
 from headwater.errors import BadSampleError, HeadwaterError
@@ -106,12 +109,13 @@ class _Passage:
         self._lock = threading.Lock()
         self._ring = Ring(len(chunk.samples), group_rows=chunk.extraction.node_batch, slots=SLOTS)
         self._buffers: dict[int, np.ndarray] = {}
-        self._data: dict[int, bytes] = {}
+        self._data: dict[int, Any] = {}
         self._bad: dict[int, Bad] = {}
         self._num_bad: Counter[int] = Counter()  # per group
         self._told: set[int] = set()
         self._ready: queue.SimpleQueue[tuple[int, Part] | Exception | None] = queue.SimpleQueue()
         self._stopped = False
+        self._is_mapped = all(is_mapped(store, ref) for ref in chunk.samples)
 
     def parts(self, abandoned: Callable[[], bool]) -> Iterator[Part]:
         self._tell(self._ring.begin)
@@ -161,16 +165,20 @@ class _Passage:
         with self._lock:
             decisions = event(*args)
             done = self._ring.done
+        if self._is_mapped:
+            reads = [decision.sample for decision in decisions if isinstance(decision, Read)]
+            for group, _ in groupby(reads, self._ring.group_of):
+                self._extractor._readers.submit(0, self._guard(self._look_at, group))
         for decision in decisions:
             match decision:
-                case Read(sample):
+                case Read(sample) if not self._is_mapped:
                     self._extractor._readers.submit(0, self._guard(self._read, sample))
                 case Decode(sample):
                     self._extractor._compute.submit(_DECODE_NEXT, self._guard(self._decode, sample))
                 case Infer(group):
                     self._extractor._compute.submit(_INFER_FIRST, self._guard(self._infer, group))
-                case Send(group):
-                    pass  # _infer has queued the part
+                case Read() | Send():
+                    pass  # _look_at reads; _infer has queued the part
         if done:
             self._ready.put(None)
 
@@ -188,21 +196,41 @@ class _Passage:
 
         return guarded
 
+    def _look_at(self, group: int) -> None:
+        """Read a whole group in this thread, and have it decoded in another: where little is done, tasks only cost."""
+        for number in self._ring.samples_of(group):
+            if (data := self._fetch(number)) is not None:
+                self._data[number] = data
+        self._extractor._compute.submit(_DECODE_NEXT, self._guard(self._decode_all, group))
+
+    def _decode_all(self, group: int) -> None:
+        """What could be read of a group."""
+        for number in self._ring.samples_of(group):
+            if number in self._data:
+                self._decode(number)
+
     def _read(self, number: int) -> None:
-        ref = self._chunk.samples[number]
-        start = time.perf_counter()
-        try:
-            data = self._store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag)
-        except BadSampleError as error:
-            self._give_up_on(number, error)
-            return
-        self._extractor.busy.add(read_s=time.perf_counter() - start, read_bytes=len(data))
-        self._data[number] = data
-        self._tell(self._ring.read, number)
+        if (data := self._fetch(number)) is not None:
+            self._data[number] = data
+            self._tell(self._ring.read, number)
 
     def _decode(self, number: int) -> None:
+        self._place(number, self._data.pop(number))
+
+    def _fetch(self, number: int) -> Any:
+        """The sample's bytes; None if it is bad, which is noted."""
+        start = time.perf_counter()
+        try:
+            data = read_sample(self._store, self._chunk.samples[number])
+        except BadSampleError as error:
+            self._give_up_on(number, error)
+            return None
+        self._extractor.busy.add(read_s=time.perf_counter() - start, read_bytes=len(data))
+        return data
+
+    def _place(self, number: int, data: Any) -> None:
+        """Make the sample's row of its group's buffer."""
         ref = self._chunk.samples[number]
-        data = self._data.pop(number)
         group = self._ring.group_of(number)
         with self._lock:
             members = self._ring.samples_of(group)

@@ -49,6 +49,12 @@ class Holdings:
 
 def unite(listings: Mapping[str, Samples]) -> Holdings:
     """What all nodes hold together. DataError where two nodes have different things under one name."""
+    packed = {listed.packed for listed in listings.values()}
+    if len(packed) != 1:
+        raise ConfigError("nodes have packed sets of different sources under one name; use one set, or replicas of it")
+    (set_of,) = packed
+    if set_of is not None:
+        _check_replicas(listings)
     classes = max((listed.classes for listed in listings.values()), key=len)
     if any(listed.classes != classes[: len(listed.classes)] for listed in listings.values()):
         classes = tuple(sorted({name for listed in listings.values() for name in listed.classes}))
@@ -79,7 +85,8 @@ def unite(listings: Mapping[str, Samples]) -> Holdings:
         raise ConfigError(f"nodes listed different places: {', '.join(sorted(urls))}")
     samples, numbers = Samples.build_from(
         urls.pop(), classes, keys=list(keys), offsets=list(offsets), lengths=list(lengths), sizes=list(sizes),
-        etags=list(etags), labels=list(labels), num_ignored=sum(listed.num_ignored for listed in listings.values()),
+        etags=list(etags), labels=list(labels), packed=set_of,
+        num_ignored=sum(listed.num_ignored for listed in listings.values()),
     )  # fmt: skip
     rows = {}
     for name, places_of in own.items():
@@ -90,6 +97,18 @@ def unite(listings: Mapping[str, Samples]) -> Holdings:
     names = np.array(list(listings))
     holders = tuple(frozenset(names[each].tolist()) for each in patterns)
     return Holdings(samples, listings, rows, groups.reshape(-1), holders)
+
+
+def _check_replicas(listings: Mapping[str, Samples]) -> None:
+    """ConfigError if nodes have one packed set in different shards: a place in them is then another sample on each."""
+    (first, one), *others = listings.items()
+    for name, other in others:
+        if (one.digest, one.classes) != (other.digest, other.classes):
+            raise ConfigError(
+                f"{one.url}: {first} and {name} have the same samples packed differently (one with another "
+                "--shard-size?), so a place in the shards is another picture on each; copy the folder of one node to "
+                "the others, or pack it with the same options on all of them"
+            )
 
 
 def _rows(listed: Samples, classes: tuple[str, ...]) -> list[_Row]:

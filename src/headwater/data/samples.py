@@ -34,7 +34,10 @@ SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class SampleRef:
-    """Where one sample lies: `length` bytes from `offset` of the object `key`, or all of it if `length` is -1."""
+    """Where one sample lies: `length` bytes from `offset` of the object `key`, or all of it if `length` is -1.
+
+    `etag` is that of the object; in a packed set it also names the sample's record (`data.shards.reading`).
+    """
 
     id: int
     key: str
@@ -69,12 +72,31 @@ class SampleRef:
         return cls(number, key, offset, length, size, etag)
 
 
+@dataclass(frozen=True)
+class Packed:
+    """What a packed set stands for: its source's fingerprint, and the steps of the transforms already done."""
+
+    fingerprint: str
+    steps: str  # JSON, as of Transforms
+
+    def to_json(self) -> str:
+        return json.dumps([self.fingerprint, self.steps])
+
+    @classmethod
+    def from_json(cls, text: str) -> Packed:
+        data = json.loads(text)
+        if not isinstance(data, list) or len(data) != 2 or not all(isinstance(part, str) for part in data):
+            raise ValueError("packed must be [fingerprint, steps]")
+        return cls(*data)
+
+
 @dataclass(frozen=True, eq=False)
 class Samples:
     """An immutable listing, sorted by (key, offset): a sample's id is its index.
 
     `keys` and `etags` are Arrow columns, the others NumPy, so ten million samples take about a gigabyte and not ten.
     `sizes` are the bytes of each sample. `num_ignored` counts the objects that were seen and are not samples.
+    `packed` is there for samples in serialized shards: they count as those of the set they were made from.
     """
 
     url: str
@@ -86,6 +108,7 @@ class Samples:
     etags: pa.LargeStringArray
     labels: np.ndarray
     num_ignored: int = 0
+    packed: Packed | None = None
 
     @classmethod
     def build(
@@ -100,10 +123,11 @@ class Samples:
         offsets: Any = None,
         lengths: Any = None,
         num_ignored: int = 0,
+        packed: Packed | None = None,
     ) -> Samples:
         """Samples from columns in any order (lists, NumPy or Arrow). Without offsets each sample is a whole object."""
         return cls.build_from(url, classes, keys=keys, sizes=sizes, etags=etags, labels=labels, offsets=offsets,
-                              lengths=lengths, num_ignored=num_ignored)[0]  # fmt: skip
+                              lengths=lengths, num_ignored=num_ignored, packed=packed)[0]  # fmt: skip
 
     @classmethod
     def build_from(
@@ -118,6 +142,7 @@ class Samples:
         offsets: Any = None,
         lengths: Any = None,
         num_ignored: int = 0,
+        packed: Packed | None = None,
     ) -> tuple[Samples, np.ndarray]:
         """The same, and for each row of the columns the id that it has become."""
         count = len(keys)
@@ -136,10 +161,12 @@ class Samples:
         order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in ("key", "offset", "label")])
         ids = np.empty(count, np.int64)
         ids[order.to_numpy()] = np.arange(count)
-        return cls._of(table.take(order), url, tuple(classes), num_ignored), ids
+        return cls._of(table.take(order), url, tuple(classes), num_ignored, packed), ids
 
     @classmethod
-    def _of(cls, table: pa.Table, url: str, classes: tuple[str, ...], num_ignored: int) -> Samples:
+    def _of(
+        cls, table: pa.Table, url: str, classes: tuple[str, ...], num_ignored: int, packed: Packed | None
+    ) -> Samples:
         def text(name: str) -> pa.LargeStringArray:
             column = table[name].combine_chunks()
             return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -159,14 +186,20 @@ class Samples:
             etags=text("etag"),
             labels=numbers("label"),
             num_ignored=num_ignored,
+            packed=packed,
         )
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """sha256 of keys, offsets, sizes and labels: equal for the same data in another store."""
+        """Equal for the same data in another store, and for a packed set and its source."""
+        return self.packed.fingerprint if self.packed else self.digest
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of keys, offsets, sizes and labels."""
         digest = hashlib.sha256(b"headwater samples 1\n")
         ends = np.frombuffer(self.keys.buffers()[1] or b"", "<i8")[self.keys.offset :][: len(self) + 1]
         digest.update(np.diff(ends).tobytes())
@@ -197,9 +230,11 @@ class Samples:
         about = {
             "classes": json.dumps(self.classes),
             "url": self.url,
-            "fingerprint": self.fingerprint,
+            "fingerprint": self.digest,
             "num_ignored": str(self.num_ignored),
         }
+        if self.packed is not None:
+            about["packed"] = self.packed.to_json()
         columns = [self.keys, self.offsets, self.lengths, self.sizes, self.etags, self.labels]
         return pa.table(columns, schema=pa.schema(SCHEMA, metadata=about))
 
@@ -212,16 +247,17 @@ class Samples:
             about = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
             classes = json.loads(about["classes"])
             url, fingerprint, num_ignored = about["url"], about["fingerprint"], int(about["num_ignored"])
+            packed = Packed.from_json(about["packed"]) if "packed" in about else None
         except (KeyError, ValueError) as error:
             raise ConfigError(f"not a listing of samples: bad or missing metadata ({error!r})") from error
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise ConfigError("not a listing of samples: the classes are not a list of names")
         if any(column.null_count for column in table.columns):
             raise ConfigError("not a listing of samples: a column has empty cells")
-        samples = cls._of(table, url, tuple(classes), num_ignored)
-        if samples.fingerprint != fingerprint:
+        samples = cls._of(table, url, tuple(classes), num_ignored, packed)
+        if samples.digest != fingerprint:
             raise ConfigError(
-                f"the listing of {redact(url)} was damaged on its way: fingerprint {samples.fingerprint[:12]}…, "
+                f"the listing of {redact(url)} was damaged on its way: fingerprint {samples.digest[:12]}…, "
                 f"sent as {fingerprint[:12]}…; send it again"
             )
         return samples

@@ -1,4 +1,4 @@
-"""One object store behind a URL: list, read a range, ask a size.
+"""One object store behind a URL: list, read a range, ask a size, write an object.
 
 Owns `Store` and the rule that a key never leaves its root. The environment is read in one place, `_connect`.
 May import `headwater.errors` and obstore.
@@ -6,9 +6,11 @@ May import `headwater.errors` and obstore.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from obstore import store as obstores
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
+from headwater.data.mapped import Mapped, Maps
 from headwater.errors import BadSampleError, ChangedError, ConfigError, StoreError
 
 SCHEMES = ("file", "s3", "gs", "az")
@@ -25,7 +28,9 @@ PAGE = 1000  # entries in one page of a listing; what S3 itself returns at most
 _MAX_KEY = 4096  # PATH_MAX of Linux; S3 allows 1,024 bytes
 # A store that is down answers with an error in seconds. obstore's own default tries for three minutes.
 _RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
+_MAPS = Maps()  # of the whole process, which is what has a limit
 _TIMEOUT = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
+PIECE_BYTES = 8 << 20  # of a large object in one request, which has those 60 s for all of it: enough at 1.1 Mbit/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,28 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({self._shown!r})"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the objects are files that this machine sees."""
+        return self._root is not None
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep others who ask for the same from this folder; only files of this machine can be locked."""
+        if self._root is None:
+            yield
+            return
+        folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another process is writing to {self._shown}; wait for it, or choose another "
+                                  "folder") from None  # fmt: skip
+            yield
+        finally:
+            os.close(folder)
 
     def _local_root(self) -> str | None:
         if not self.url.startswith("file://"):
@@ -177,12 +204,7 @@ class Store:
             options = {"range": {"offset": offset}}
         try:
             result = self._objects.get(key, options=options)
-            found = self._etag(result.meta)
-            if etag and found != _bare(etag):
-                raise ChangedError(
-                    f"{key} in {self._shown} has changed since it was listed: etag {found!r}, listed as "
-                    f"{_bare(etag)!r}; list the data again (start a new job), or put the old object back"
-                )
+            self.check_etag(key, self._etag(result.meta), etag)
             data = result.bytes()
         except FileNotFoundError:
             raise BadSampleError(key, f"is not in {self._shown}; put it back, or list the data again") from None
@@ -193,6 +215,70 @@ class Store:
         if length is not None and len(data) != length:
             raise self._short(key, offset, length)
         return data
+
+    def read_whole(self, key: str) -> memoryview:
+        """The bytes of a large object, which may come slowly: in several requests, one after the other."""
+        size = self.size(key)
+        data = bytearray(size)
+        for start in range(0, size, PIECE_BYTES):
+            stop = min(start + PIECE_BYTES, size)
+            data[start:stop] = memoryview(self.read(key, start, stop - start))
+        return memoryview(data)
+
+    def check_etag(self, key: str, found: str, listed: str | None) -> None:
+        """ChangedError if the object was listed with another etag than it has."""
+        if listed and found != _bare(listed):
+            raise ChangedError(
+                f"{key} in {self._shown} has changed since it was listed: etag {found!r}, listed as "
+                f"{_bare(listed)!r}; list the data again (start a new job), or put the old object back"
+            )
+
+    def map(self, key: str) -> Mapped:
+        """A file of a local store as memory, as it is now; no bytes are copied."""
+        assert self._root is not None
+        try:
+            return _MAPS.get(os.path.join(self._root, key), lambda: self.etag(key))
+        except FileNotFoundError:
+            raise BadSampleError(key, f"is not in {self._shown}; put it back, or list the data again") from None
+        except OSError as error:
+            raise self._refusal(f"{key} can't be read", error) from None
+
+    def write(self, key: str, data: Any) -> None:
+        """Put an object there, whole or not at all; one of that name is replaced."""
+        self._check(key)
+        try:
+            self._objects.put(key, memoryview(data).cast("B"))
+        except (BaseError, ValueError, OSError) as error:
+            raise self._refusal(f"{key} can't be written", error) from None
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Take objects away; those that are not there are gone already."""
+        for key in keys:
+            self._check(key)
+            try:
+                self._objects.delete(key)
+            except FileNotFoundError:
+                continue
+            except (BaseError, ValueError, OSError) as error:
+                raise self._refusal(f"{key} can't be deleted", error) from None
+
+    def unlisted(self, folder: str) -> Sequence[str]:
+        """Files in a folder of a local store that no listing shows: NAME#1, as a writer that was killed leaves them.
+
+        Others may have files that are called so, too.
+        """
+        if self._root is None or not self._is_inside(folder) or not os.path.isdir(os.path.join(self._root, folder)):
+            return []
+        with os.scandir(os.path.join(self._root, folder)) as entries:
+            names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+        return [os.path.join(folder, name) for name in sorted(names) if re.fullmatch(r"[^#]*#\d+", name)]
+
+    def drop_unlisted(self, keys: Sequence[str]) -> None:
+        """Take away files that `unlisted` has named."""
+        for key in keys:
+            assert self._root is not None
+            assert self._is_inside(key)
+            Path(self._root, key).unlink(missing_ok=True)
 
     def _short(self, key: str, offset: int, length: int) -> BadSampleError:
         return BadSampleError(
@@ -226,12 +312,14 @@ class Store:
     def _refusal(self, what: str, error: Exception) -> StoreError:
         # obstore appends a dump of its internals after an empty line, and S3 a page of XML.
         first = redact(str(error).split("\n\nDebug", 1)[0].split(": <?xml", 1)[0]).replace("\n", "\\n")[:500]
-        if "invalid path" in first.lower():
+        if "os error 28" in first or "no space left" in first.lower():
+            way_out = "the disk is full: make room there, and run this again"
+        elif "invalid path" in first.lower():
             way_out = "rename what is called so: names are UTF-8 without control characters"
         elif isinstance(error, PermissionDeniedError | UnauthenticatedError):
             way_out = "check the credentials (for s3://: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION)"
         elif self._root is not None:
-            way_out = "check that the folder is there and may be read"
+            way_out = f"check that the folder is there and may be {'written to' if 'written' in what else 'read'}"
         else:
             way_out = "check the bucket's name, the endpoint (for s3://: AWS_ENDPOINT_URL) and that the store is up"
         return StoreError(f"{self._shown} {what}: {first}; {way_out}")
@@ -240,6 +328,17 @@ class Store:
 def _bare(etag: str | None) -> str:
     """An etag without its quotes: listings and replies of some stores differ in them."""
     return (etag or "").strip('"')
+
+
+def make_folder(url: str) -> None:
+    """Make the folder of a file:// URL if it is not there; other stores have no folders."""
+    url = full_url(url)
+    if url.startswith("file://"):
+        path = unquote(urlsplit(url).path)
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{redact(url)}: the folder can't be made: {error.strerror}; choose another") from None
 
 
 def open_store(url: str) -> Store:

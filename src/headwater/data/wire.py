@@ -9,6 +9,7 @@ flattened to fixed-size lists. A batch's metadata is JSON: samples that could no
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import pyarrow as pa
 
 from headwater import errors
 from headwater.core import codecs
-from headwater.core.plan import COMPRESSIONS, LIMITS, PRECISIONS
+from headwater.core.plan import COMPRESSIONS, ENGINE_CHOICES, LIMITS, PRECISIONS
 from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec
 from headwater.data.samples import SCHEMA, SampleRef, Samples
 from headwater.data.transforms import Transforms
@@ -33,6 +34,8 @@ MAX_PROBE_SAMPLES = 256
 MAX_TENSORS = 256  # of a row; the widest boundary of a DenseNet has about 60
 MAX_ERROR_BYTES = 3000  # an error travels in the trailers of a call, which hold 8 KB, in base64
 UNKNOWN_PREFIX = "unknown prefix"  # in the text of a RefusedError: upload it, then ask again
+UNKNOWN_CALIBRATION = "unknown calibration"  # the same: calibrate, then ask again
+MIN_CALIBRATION = 16  # samples; fewer say too little about the range of values that a model meets
 
 _ARROW: Mapping[str, pa.DataType] = {
     "bool": pa.uint8(),
@@ -83,6 +86,8 @@ class Extraction:
     compression: str = "none"
     node_batch: int = 32
     outputs: tuple[str, ...] | None = None  # which of the file's outputs the boundary is; None: all, in their order
+    engine: str = "auto"
+    calibration: str | None = None  # of an int8 prefix: see `Calibrate`
 
     def to_json(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if name not in ("transforms", "boundary")}
@@ -101,7 +106,13 @@ class Extraction:
         if prefix is not None and not is_digest(prefix):
             raise ConfigError(f"prefix {str(prefix)[:80]!r} is not a sha256 in hexadecimal")
         boundary = tuple(TensorSpec.from_json(spec) for spec in data["boundary"])
-        allowed = {"precision": PRECISIONS, "codec": tuple(codecs.CODECS), "compression": COMPRESSIONS}
+        engine, calibration = data.get("engine", "auto"), data.get("calibration")
+        _require({"engine": engine}, engine=str)
+        if calibration is not None and not is_digest(calibration):
+            raise ConfigError(f"calibration {str(calibration)[:80]!r} is not a sha256 in hexadecimal")
+        data = {**data, "engine": engine}
+        allowed = {"precision": PRECISIONS, "codec": tuple(codecs.CODECS), "compression": COMPRESSIONS,
+                   "engine": ENGINE_CHOICES}  # fmt: skip
         for name, values in allowed.items():
             if data[name] not in values:
                 raise ConfigError(f"{name} is {data[name][:40]!r}; it must be one of {', '.join(values)}")
@@ -120,7 +131,7 @@ class Extraction:
             raise ConfigError(f"outputs must name each of the row's {len(boundary)} tensors once")
         transforms = Transforms.from_json(data["transforms"])
         return cls(data["url"], transforms, prefix, boundary, data["precision"], data["codec"], data["compression"],
-                   data["node_batch"], None if outputs is None else tuple(outputs))  # fmt: skip
+                   data["node_batch"], None if outputs is None else tuple(outputs), engine, calibration)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,7 @@ class Chunk:
     epoch: int
     index: int
     samples: tuple[SampleRef, ...]
+    reuse: bool = True  # a node may send rows that it kept, and keep these
 
     def dumps(self) -> bytes:
         return json.dumps(
@@ -143,6 +155,7 @@ class Chunk:
                 "seed": self.seed,
                 "epoch": self.epoch,
                 "index": self.index,
+                "reuse": self.reuse,
                 "extraction": self.extraction.to_json(),
                 "samples": [ref.to_json() for ref in self.samples],
             },
@@ -161,6 +174,24 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Calibrate:
+    """Ask a node to find the ranges of values in a prefix on these samples; an int8 prefix is made with them."""
+
+    chunk: Chunk
+
+    @property
+    def digest(self) -> str:
+        """Names the calibration: the samples, and what is done to them before the prefix."""
+        chunk = self.chunk
+        said = [chunk.extraction.url, chunk.extraction.transforms.to_json(), chunk.seed, chunk.epoch,
+                [ref.to_json() for ref in chunk.samples]]  # fmt: skip
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+    def dumps(self) -> bytes:
+        return json.dumps({**json.loads(self.chunk.dumps()), "kind": "calibrate"}, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
 class Blob:
     """Ask a node for some bytes that mean nothing, to measure the way they take."""
 
@@ -170,7 +201,7 @@ class Blob:
         return json.dumps({"kind": "blob", "protocol": PROTOCOL, "num_bytes": self.num_bytes}).encode()
 
 
-def loads(ticket: bytes) -> Listing | Chunk | Probe | Blob:
+def loads(ticket: bytes) -> Listing | Chunk | Probe | Calibrate | Blob:
     """Read a request from whoever sent it."""
     if len(ticket) > MAX_REQUEST_BYTES:
         raise ConfigError(f"a request of {len(ticket)} bytes; the limit is {MAX_REQUEST_BYTES}; lower chunk_rows")
@@ -194,7 +225,7 @@ def loads(ticket: bytes) -> Listing | Chunk | Probe | Blob:
         if not 0 < data["num_bytes"] <= MAX_BLOB_BYTES:
             raise ConfigError(f"a blob of {data['num_bytes']} bytes; it has 1 to {MAX_BLOB_BYTES}")
         return Blob(data["num_bytes"])
-    if data["kind"] in ("rows", "probe"):
+    if data["kind"] in ("rows", "probe", "calibrate"):
         _require(data, job=str, seed=int, epoch=int, index=int, extraction=dict, samples=list)
         for name in ("seed", "epoch", "index"):
             if not 0 <= data[name] < 2**63:
@@ -205,13 +236,16 @@ def loads(ticket: bytes) -> Listing | Chunk | Probe | Blob:
         if len({ref.id for ref in samples}) != len(samples):
             raise ConfigError("a chunk names the same sample twice")
         extraction = Extraction.from_json(data["extraction"])
-        chunk = Chunk(extraction, data["job"], data["seed"], data["epoch"], data["index"], samples)
+        reuse = data.get("reuse", True)
+        if type(reuse) is not bool:
+            raise ConfigError(f"reuse must be bool, not {str(reuse)[:80]!r}")
+        chunk = Chunk(extraction, data["job"], data["seed"], data["epoch"], data["index"], samples, reuse)
         if data["kind"] == "rows":
             return chunk
         if len(samples) > MAX_PROBE_SAMPLES:
-            raise ConfigError(f"a probe of {len(samples)} samples; the limit is {MAX_PROBE_SAMPLES}")
-        return Probe(chunk)
-    raise ConfigError(f"a request of kind {data['kind'][:40]!r}; it must be listing, rows, probe or blob")
+            raise ConfigError(f"a {data['kind']} of {len(samples)} samples; the limit is {MAX_PROBE_SAMPLES}")
+        return Probe(chunk) if data["kind"] == "probe" else Calibrate(chunk)
+    raise ConfigError(f"a request of kind {data['kind'][:40]!r}; it must be listing, rows, probe, calibrate or blob")
 
 
 def rows_schema(codec: str, boundary: Boundary) -> pa.Schema:
@@ -225,11 +259,14 @@ def rows_schema(codec: str, boundary: Boundary) -> pa.Schema:
 
 def pack_rows(codec: str, boundary: Boundary, ids: np.ndarray, tensors: Sequence[np.ndarray]) -> pa.RecordBatch:
     """Rows as a record batch, without copying what the codec leaves as it is."""
+    return pack_columns(codec, boundary, ids, codecs.encode(codec, tensors, boundary))
+
+
+def pack_columns(codec: str, boundary: Boundary, ids: np.ndarray, columns: Sequence[np.ndarray]) -> pa.RecordBatch:
+    """The same of rows that the codec has already made columns of."""
     schema = rows_schema(codec, boundary)
     arrays: list[pa.Array] = [pa.array(ids, pa.int64())]
-    for column, values in zip(
-        codecs.wire_columns(codec, boundary), codecs.encode(codec, tensors, boundary), strict=True
-    ):
+    for column, values in zip(codecs.wire_columns(codec, boundary), columns, strict=True):
         plain = values.view(np.uint8) if values.dtype == np.bool_ else values
         flat = pa.array(plain.reshape(-1), _ARROW[column.dtype])
         arrays.append(pa.FixedSizeListArray.from_arrays(flat, column.num_items) if column.shape else flat)

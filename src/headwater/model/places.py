@@ -22,23 +22,39 @@ from headwater.model.flow import flow, module_path
 
 # What ONNX Runtime appends to a name when it lays a tensor out anew.
 _SUFFIXES = ("_nchwc", "_token_0", "_quant")
+# What ONNX Runtime makes part of the convolution in front of it; the whole is then called by the value it gives.
+_JOINS = {"Add", "BatchNormalization", "Clip", "HardSigmoid", "LeakyRelu", "Mul", "Relu", "Sigmoid", "Tanh"}
 
 
 def kernel_places(captured: Captured, onnx_file: Path) -> dict[str, int]:
     """Names that an engine may call a kernel by (nodes and values of the file) → the place it belongs to, from 0."""
     import onnx
 
-    paths = [module_path(node) for node in flow(captured).places]
+    nodes = flow(captured).places
+    paths = [module_path(node) for node in nodes]
     found: dict[str, int] = {}
+    convolutions: dict[str, int] = {}  # value → the place of the convolution that it may come out of
     place = 0
     for node in onnx.load(str(onnx_file), load_external_data=False).graph.node:
         path = _module_of(node)
         if path is not None:
             # Nodes come in the order of the places; one place may have become several nodes.
             place = next((later for later in range(place, len(paths)) if paths[later] == path), place)
+        here = place
+        if node.op_type == "Conv":
+            here = convolutions[node.output[0]] = _convolution(nodes, place)
+        elif node.op_type in _JOINS and (before := [each for each in node.input if each in convolutions]):
+            convolutions[node.output[0]] = max(convolutions[each] for each in before)
         for name in (node.name, *node.output):
-            found.setdefault(name, place)
+            found.setdefault(name, here)
+    for value, place in convolutions.items():
+        found[f"{value}_nchwc"] = place
     return found
+
+
+def _convolution(nodes: Sequence[Node], place: int) -> int:
+    """The place of a convolution into which the exporter has folded the batch-norm at this place."""
+    return next((each for each in range(place, -1, -1) if "conv" in str(nodes[each].target)), place)
 
 
 def _module_of(node: Any) -> str | None:
@@ -60,6 +76,9 @@ def place_seconds(kernels: Sequence[tuple[str, float]], places: Mapping[str, int
 
 
 def _find(name: str, places: Mapping[str, int], otherwise: int) -> int:
+    name = name.removeprefix("fused ")
+    if name in places:
+        return places[name]
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)
     while name:
@@ -73,7 +92,7 @@ def time_places(captured: Captured, inputs: tuple[Tensor, ...], num_places: int)
     """Seconds that each of the first `num_places` places takes forward, without gradients, in this process."""
     places = {node: index for index, node in enumerate(flow(captured).places[:num_places])}
     runs = []
-    for _ in range(3):  # others may use the core: the shortest time of each place counts
+    for _ in range(2):  # others may use the core: the shorter time of each place counts
         clock = _Clock(captured, places)
         with torch.no_grad():
             clock.run(*(tensor.clone() for tensor in inputs))

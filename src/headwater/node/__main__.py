@@ -1,4 +1,7 @@
-"""`python -m headwater.node URL [THREADS]`: how a trainer starts its embedded node. People use `headwater serve`."""
+"""`python -m headwater.node URL [THREADS [CACHE_BYTES]]`: how a trainer starts its embedded node.
+
+People use `headwater serve`.
+"""
 
 import json
 import os
@@ -10,7 +13,8 @@ from headwater.node.serve import serve_embedded
 if __name__ == "__main__":
     code = 0
     try:
-        serve_embedded(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None)
+        numbers = [int(each) if each else None for each in [*sys.argv[2:], "", ""]]
+        serve_embedded(sys.argv[1], numbers[0], numbers[1])
     except HeadwaterError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         code = 1

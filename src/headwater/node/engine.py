@@ -1,87 +1,94 @@
-"""Runs a prefix. Owns the ONNX Runtime session and what it is told."""
+"""Runs a prefix: checks the file, takes the wanted part of it, and hands groups to a session in pieces.
+
+Owns what is asked of a prefix whatever engine runs it: self-contained ONNX, one input, the boundary that was promised.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from headwater.core.spec import Boundary
+from headwater.core.tuning import Candidate
 from headwater.errors import RefusedError
+from headwater.node import engines
+from headwater.node.engines.ort import OnnxRuntime
 from headwater.node.onnxfile import check_self_contained, up_to
-
-PROFILE_RUNS = 5
 
 
 class Engine:
     """One prefix, ready to run. Threads may call `run` at the same time."""
 
-    def __init__(self, model: bytes, outputs: Sequence[str] | None = None, *, profile: str | None = None) -> None:
+    def __init__(
+        self,
+        model: bytes,
+        outputs: Sequence[str] | None = None,
+        *,
+        way: Candidate | None = None,
+        at_once: int = 1,
+        precision: str = "fp32",
+        profile: str | None = None,
+    ) -> None:
         """`outputs` names what is wanted of the model; without it, everything that it gives.
 
-        `profile` names a file for ONNX Runtime's own timing of each kernel; see `kernels`.
+        `way` is how to run it; without it, ONNX Runtime with one thread and whole groups. `at_once` groups come at the
+        same time. `profile` names a file for ONNX Runtime's own timing of each kernel; see `kernels`.
         """
-        options = ort.SessionOptions()
-        # Parallelism comes from running several groups at once, one a core: a session that also splits each group
-        # would fight the decoders for the same cores.
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-        # ONNX and nothing else: left alone, ONNX Runtime also takes a format of its own that `check_self_contained`
-        # can't look into.
-        options.add_session_config_entry("session.load_model_format", "ONNX")
-        options.log_severity_level = 4  # errors come back as exceptions; the log would only repeat them
-        if profile is not None:
-            options.enable_profiling = True
-            options.profile_file_prefix = profile
+        self._batch = way.batch if way else None
+        way = way or Candidate()
+        self.name = way.engine
         check_self_contained(model)
         if outputs is not None:
             model = up_to(model, outputs)
         try:
-            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            self._session: engines.Session = (
+                engines.load(way.engine, model, threads=way.threads, at_once=at_once, precision=precision)
+                if profile is None
+                else OnnxRuntime(model, profile=profile)
+            )
         except Exception as error:
-            raise RefusedError(f"the prefix is not a model that this node can run: {_first_line(error)}") from None
-        self._inputs = [each.name for each in self._session.get_inputs()]
-        self._outputs = [each.name for each in self._session.get_outputs()]
+            raise RefusedError(f"the prefix is not a model that this node can run: {first_line(error)}") from None
+        # A session that takes all cores for one group has nothing left for a second one.
+        self._turn: contextlib.AbstractContextManager[Any] = (
+            threading.Lock() if way.threads > 1 else contextlib.nullcontext()
+        )
 
     def run(self, rows: np.ndarray, boundary: Boundary) -> Sequence[np.ndarray]:
         """The boundary's tensors for these rows."""
-        if len(self._inputs) != 1 or len(self._outputs) != len(boundary):
+        inputs, outputs = len(self._session.inputs), len(self._session.outputs)
+        if inputs != 1 or outputs != len(boundary):
             raise RefusedError(
-                f"the prefix takes {len(self._inputs)} inputs and gives {len(self._outputs)} tensors; "
-                f"the request has 1 input and wants {len(boundary)}"
+                f"the prefix takes {inputs} inputs and gives {outputs} tensors; the request has 1 input and wants "
+                f"{len(boundary)}"
             )
         try:
-            tensors = self._session.run(self._outputs, {self._inputs[0]: rows})
+            with self._turn:
+                tensors = self._run(rows)
         except Exception as error:
-            raise RefusedError(f"the prefix failed on {rows.dtype}{list(rows.shape)}: {_first_line(error)}") from None
+            raise RefusedError(f"the prefix failed on {rows.dtype}{list(rows.shape)}: {first_line(error)}") from None
         for tensor, spec in zip(tensors, boundary, strict=True):
             if tensor.shape != (len(rows), *spec.shape) or str(tensor.dtype) != spec.dtype:
                 raise RefusedError(f"the prefix gave {tensor.dtype}{list(tensor.shape)} where the request wants {spec}")
         return tensors
 
+    def _run(self, rows: np.ndarray) -> Sequence[np.ndarray]:
+        size = self._batch or len(rows)
+        if len(rows) <= size:
+            return self._session.run(rows)
+        parts = [self._session.run(rows[start : start + size]) for start in range(0, len(rows), size)]
+        return [np.concatenate(each) for each in zip(*parts, strict=True)]
+
     def kernels(self, rows: np.ndarray) -> list[list[Any]]:
-        """[name, seconds] of every kernel for these rows, in the order they ran; ends the profile.
-
-        The clock is the wall's, and others may use the core: each kernel's shortest time of several runs is taken.
-        """
-        inputs = {self._inputs[0]: rows}
-        for _ in range(PROFILE_RUNS):
-            self._session.run(self._outputs, inputs)
-        events = json.loads(Path(self._session.end_profiling()).read_text())
-        ran = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
-        size = len(ran) // PROFILE_RUNS
-        runs = [ran[start : start + size] for start in range(0, size * PROFILE_RUNS, size)]
-        return [
-            [each[0]["name"].removesuffix("_kernel_time"), min(event["dur"] for event in each) / 1e6]
-            for each in zip(*runs, strict=True)
-        ]
+        """[name, seconds] of every kernel for these rows; only of an engine made with `profile`, and only once."""
+        assert isinstance(self._session, OnnxRuntime)
+        return self._session.kernels(rows)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:300]
+def first_line(error: Exception) -> str:
+    """What an engine has to say, in one line. OpenVINO tells first where in its sources it was."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1 if lines[0].startswith(("Exception from ", "Check ")) else 0][:300]

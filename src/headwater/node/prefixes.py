@@ -8,38 +8,73 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from headwater.data.wire import UNKNOWN_PREFIX
+from headwater.core.tuning import AUTO, ENGINES, Candidate, Tuned
+from headwater.data.wire import UNKNOWN_CALIBRATION, UNKNOWN_PREFIX, Calibrate, Extraction
 from headwater.errors import RefusedError
+from headwater.node import engines
+from headwater.node.calibrations import Calibrations
+from headwater.node.child import is_alive
 from headwater.node.engine import Engine
+from headwater.node.tuning import Subject, Tuning
 
 MAX_ENGINES = 8  # loaded at once; the least recently used is dropped
 FILES_KEPT = 8  # times the largest upload: what the folder may hold
 
+log = logging.getLogger(__name__)
 
-_Key = tuple[str, tuple[str, ...] | None]  # digest, and which outputs; None: all
+
+@dataclass(frozen=True)
+class Wanted:
+    """A prefix as a request wants it run. `outputs` None: all of them."""
+
+    digest: str
+    outputs: tuple[str, ...] | None = None
+    precision: str = "fp32"
+    engine: str = AUTO
+    calibration: str | None = None
+
+    @classmethod
+    def of(cls, want: Extraction) -> Wanted:
+        assert want.prefix is not None
+        calibration = want.calibration if want.precision == "int8" else None
+        return cls(want.prefix, want.outputs, want.precision, want.engine, calibration)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """An engine, and how it came to be the one."""
+
+    engine: Engine
+    tuned: Tuned
 
 
 class Prefixes:
-    """ONNX files in `folder`, and engines for those in use."""
+    """ONNX files in `folder`, and engines for those in use; `num_threads` groups run at once."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, num_threads: int = 1) -> None:
         self._folder = folder
         self.max_bytes = max_bytes
+        self._num_threads = num_threads
         self._max_total_bytes = FILES_KEPT * max_bytes
+        self._tuning = Tuning(folder.parent / "tuning", num_threads)
+        self._calibrations = Calibrations(folder.parent / "int8", self._max_total_bytes)
         self._lock = threading.Lock()
-        self._engines: OrderedDict[_Key, Engine] = OrderedDict()
+        self._engines: OrderedDict[Wanted, _Loaded] = OrderedDict()
         self._verified: dict[str, tuple[int, ...]] = {}  # digest → the state of the file when it was last hashed
-        self._doors: dict[_Key, tuple[threading.Lock, int]] = {}  # being loaded: its lock, and how many want it
+        self._doors: dict[Wanted, tuple[threading.Lock, int]] = {}  # being loaded: its lock, and how many want it
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.part"):
-            if not _is_alive(leftover.name.split("-")[0]):  # an upload cut short by a kill
+            if not is_alive(leftover.name.split("-")[0]):  # an upload cut short by a kill
                 leftover.unlink(missing_ok=True)
 
     def __contains__(self, digest: str) -> bool:
@@ -47,6 +82,16 @@ class Prefixes:
 
     def put(self, digest: str, pieces: Iterable[bytes]) -> None:
         """Take an upload in pieces. It is kept only if it is whole, what it says it is, and can be run."""
+        try:
+            self._put(digest, pieces)
+        except OSError as error:
+            raise RefusedError(
+                f"the prefix can't be kept in {self._folder}: {error.strerror or error}; make room on that disk, or "
+                "let the node use another one (`headwater serve --state FOLDER`; for a node that your script starts, "
+                "XDG_CACHE_HOME)"
+            ) from error
+
+    def _put(self, digest: str, pieces: Iterable[bytes]) -> None:
         total, sha = 0, hashlib.sha256()
         handle, name = tempfile.mkstemp(dir=self._folder, prefix=f"{os.getpid()}-", suffix=".part")
         try:
@@ -76,21 +121,71 @@ class Prefixes:
             raise RefusedError(f"{UNKNOWN_PREFIX} {digest}")
         return self._path(digest)
 
-    def engine(self, digest: str, outputs: tuple[str, ...] | None = None) -> Engine:
-        """The engine for these outputs of this prefix, or for all of them; loaded if need be."""
-        key = digest, outputs
+    def check(self, wanted: Wanted) -> None:
+        """RefusedError, with the way out, if this can't be run here as it is wanted; loads nothing."""
+        self.path(wanted.digest)
+        engines.check_possible(wanted.engine, wanted.precision)
+        if wanted.precision == "int8":
+            if wanted.calibration is None:
+                raise RefusedError("an int8 prefix needs a calibration, and the request names none")
+            if not self._calibrations.has(wanted.digest, wanted.calibration):
+                raise RefusedError(f"{UNKNOWN_CALIBRATION} {wanted.calibration} of prefix {wanted.digest}")
+
+    def calibrate(self, request: Calibrate) -> None:
+        """Make ready for the int8 form of a prefix; takes a while."""
+        engines.check_possible(AUTO, "int8")
+        digest = request.chunk.extraction.prefix
+        if digest is None:
+            raise RefusedError("a calibration needs a prefix, and the request names none")
+        self._read(digest)  # whole, and what it says it is
+        self._calibrations.calibrate(request, self._path(digest))
+
+    def engine(self, wanted: Wanted) -> Engine:
+        """The engine for this; tried out and loaded if need be, which takes a while."""
+        return self._loaded(wanted).engine
+
+    def ready(self, wanted: Wanted) -> Engine | None:
+        """The engine for this if it is loaded; takes no time."""
         with self._lock:
-            if key in self._engines:
-                self._engines.move_to_end(key)
-                return self._engines[key]
-        with self._loading(key):  # several requests for a new cut come together; one of them loads it
+            if wanted not in self._engines:
+                return None
+            self._engines.move_to_end(wanted)
+            return self._engines[wanted].engine
+
+    def way(self, wanted: Wanted) -> tuple[Path, Sequence[str] | None, Candidate]:
+        """The file to run, which of its outputs, and how: for whoever runs it in another process."""
+        loaded = self._loaded(wanted)
+        path, outputs = self._file(wanted)
+        return path, outputs, loaded.tuned.candidate
+
+    def in_use(self) -> list[dict[str, Any]]:
+        """What was chosen for each prefix that is loaded, what else was tried, and why."""
+        with self._lock:
+            found = list(self._engines.items())
+        return [
+            {"digest": wanted.digest, "outputs": None if wanted.outputs is None else list(wanted.outputs),
+             "precision": wanted.precision, **loaded.tuned.to_json()}
+            for wanted, loaded in found
+        ]  # fmt: skip
+
+    def close(self) -> None:
+        """End what is being tried or made."""
+        self._tuning.close()
+        self._calibrations.close()
+
+    def _loaded(self, wanted: Wanted) -> _Loaded:
+        with self._lock:
+            if wanted in self._engines:
+                self._engines.move_to_end(wanted)
+                return self._engines[wanted]
+        with self._loading(wanted):  # several requests for a new cut come together; one of them loads it
             with self._lock:
-                if key in self._engines:
-                    return self._engines[key]
-            return self._load(key)
+                if wanted in self._engines:
+                    return self._engines[wanted]
+            return self._load(wanted)
 
     @contextlib.contextmanager
-    def _loading(self, key: _Key) -> Iterator[None]:
+    def _loading(self, key: Wanted) -> Iterator[None]:
         with self._lock:
             door, waiting = self._doors.get(key, (threading.Lock(), 0))
             self._doors[key] = door, waiting + 1
@@ -104,24 +199,51 @@ class Prefixes:
                 if waiting == 1:
                     del self._doors[key]
 
-    def _load(self, key: _Key) -> Engine:
-        digest, outputs = key
+    def _load(self, wanted: Wanted) -> _Loaded:
+        self.check(wanted)
+        self._read(wanted.digest)
+        path, outputs = self._file(wanted)
+        tuned = self._tuning.tuned(Subject(wanted.digest, wanted.outputs, wanted.precision), path, outputs,
+                                   wanted.engine)  # fmt: skip
+        try:
+            model = path.read_bytes()
+        except FileNotFoundError:  # made room for another one just now
+            raise RefusedError(f"{UNKNOWN_PREFIX} {wanted.digest}") from None
+        try:
+            engine = Engine(model, outputs, way=tuned.candidate, at_once=self._num_threads, precision=wanted.precision)
+        except RefusedError as error:
+            others = set(engines.engines_for(wanted.precision)) - {tuned.candidate.engine}
+            if wanted.engine != AUTO or ENGINES[0] not in others:
+                raise
+            log.warning("%s failed as it was loaded (%s); %s runs prefix %s instead", tuned.candidate.engine, error,
+                        ENGINES[0], wanted.digest[:12])  # fmt: skip
+            tuned = Tuned(Candidate(), tuned.trials, f"{tuned.candidate.engine} failed as it was loaded: {error}")
+            engine = Engine(model, outputs, way=tuned.candidate, at_once=self._num_threads, precision=wanted.precision)
+        return self._remember(wanted, _Loaded(engine, tuned))
+
+    def _file(self, wanted: Wanted) -> tuple[Path, Sequence[str] | None]:
+        """Where the model is that this takes, and which of its outputs."""
+        path = self._path(wanted.digest)
+        if wanted.precision != "int8":
+            return path, wanted.outputs
+        assert wanted.calibration is not None
+        return self._calibrations.file(wanted.digest, wanted.calibration, wanted.outputs, path), None
+
+    def _read(self, digest: str) -> None:
+        """Make sure of the stored file: hashed again only if something has touched it, since it serves many cuts."""
         path = self._path(digest)
         try:
             state = _state(path)
-            model = path.read_bytes()
+            if self._verified.get(digest) != state and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+                path.unlink(missing_ok=True)
+                raise RefusedError(f"{UNKNOWN_PREFIX} {digest}: the stored file was damaged and is gone")
         except FileNotFoundError:
             raise RefusedError(f"{UNKNOWN_PREFIX} {digest}") from None
-        # A file that serves many cuts is loaded for each of them; hashed again only if something has touched it.
-        if self._verified.get(digest) != state and hashlib.sha256(model).hexdigest() != digest:
-            path.unlink(missing_ok=True)
-            raise RefusedError(f"{UNKNOWN_PREFIX} {digest}: the stored file was damaged and is gone")
         with contextlib.suppress(OSError):
             os.utime(path)  # used now: the last to go when room is needed
             after = _state(path)
             if after[:2] == state[:2]:  # the file that was hashed
                 self._verified[digest] = after
-        return self._remember(key, Engine(model, outputs))
 
     def _make_room(self, newest: str) -> None:
         """Delete what was used longest ago until the folder is within its limit; it can be uploaded again."""
@@ -133,13 +255,13 @@ class Prefixes:
             total -= path.stat().st_size
             path.unlink(missing_ok=True)
 
-    def _remember(self, key: _Key, engine: Engine) -> Engine:
+    def _remember(self, wanted: Wanted, loaded: _Loaded) -> _Loaded:
         with self._lock:
-            engine = self._engines.setdefault(key, engine)
-            self._engines.move_to_end(key)
+            loaded = self._engines.setdefault(wanted, loaded)
+            self._engines.move_to_end(wanted)
             while len(self._engines) > MAX_ENGINES:
                 self._engines.popitem(last=False)
-            return engine
+            return loaded
 
     def _path(self, digest: str) -> Path:
         return self._folder / f"{digest}.onnx"
@@ -149,13 +271,3 @@ def _state(path: Path) -> tuple[int, ...]:
     """Differs once a file was replaced or written to."""
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:  # somebody else's, and alive
-        return True
-    return True

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ import numpy as np
 from headwater.core import codecs
 from headwater.core.draw import Draw
 from headwater.core.spec import TensorSpec
+from headwater.core.tuning import Candidate
 from headwater.data import wire
 from headwater.data.extract import Extractor
 from headwater.data.samples import SampleRef
+from headwater.data.shards.reading import read_sample
 from headwater.data.store import Store, open_store
 from headwater.errors import BadSampleError, HeadwaterError
 from headwater.node.engine import Engine
@@ -35,8 +37,20 @@ WARM_ROWS = 4
 MEASURE_S = 1.5  # of CPU for the prefix; enough for two groups of a slow one, and many of a fast one
 
 
-def probe(chunk: wire.Chunk, model: bytes | None) -> dict[str, Any]:
-    """The costs of this chunk's samples, one after the other, in one thread.
+@dataclass(frozen=True)
+class Model:
+    """A prefix and how this node runs it."""
+
+    data: bytes
+    outputs: Sequence[str] | None
+    way: Candidate
+
+    def engine(self, precision: str) -> Engine:
+        return Engine(self.data, self.outputs, way=self.way, precision=precision)
+
+
+def probe(chunk: wire.Chunk, model: Model | None) -> dict[str, Any]:
+    """The costs of this chunk's samples, one after the other.
 
     Every sample is read once: what was just read is answered sooner by many a store, and a job reads something new.
     """
@@ -49,7 +63,7 @@ def probe(chunk: wire.Chunk, model: bytes | None) -> dict[str, Any]:
     wall, cpu = time.perf_counter(), time.process_time()
     for ref in chunk.samples:
         try:
-            data[ref.id] = bytes(store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag))
+            data[ref.id] = bytes(read_sample(store, ref))
         except BadSampleError:
             continue  # a job meets it in its turn; the others tell the cost as well
     num_read = max(len(data), 1)
@@ -109,14 +123,14 @@ class _Decoding:
         return True
 
 
-def _probe_pipeline(chunks: Sequence[wire.Chunk], store: Store, model: bytes | None) -> tuple[float, float]:
+def _probe_pipeline(chunks: Sequence[wire.Chunk], store: Store, model: Model | None) -> tuple[float, float]:
     """Seconds and CPU-seconds a row with all stages at work at once, as a node does it, with one thread to compute.
 
     More than the sum of the stages: what threads cost each other, and what others take of the same cores (a store that
     runs beside the node).
     """
     want = chunks[0].extraction
-    engine = Engine(model, want.outputs) if model is not None else None
+    engine = model.engine(want.precision) if model is not None else None
     run = partial(engine.run, boundary=want.boundary) if engine else None
     runs: list[tuple[float, float]] = []
     extractor = Extractor(1)
@@ -138,17 +152,18 @@ def _probe_pipeline(chunks: Sequence[wire.Chunk], store: Store, model: bytes | N
     return wall[len(runs) // 2], cpu[len(runs) // 2]
 
 
-def _probe_prefix(found: dict[str, Any], model: bytes, inputs: np.ndarray, want: wire.Extraction) -> Any:
+def _probe_prefix(found: dict[str, Any], model: Model, inputs: np.ndarray, want: wire.Extraction) -> Any:
     before = _resident_bytes()
-    engine = Engine(model, want.outputs)
+    engine = model.engine(want.precision)
     found["fixed_bytes"] = max(0, _resident_bytes() - before)
     engine.run(inputs[:1], want.boundary)  # lays out memory once, whatever the batch
     before = _reset_peak()
     engine.run(inputs, want.boundary)
-    found["row_bytes"] = max(0, _peak_bytes() - before) // len(inputs)
+    # A group goes through in pieces of so many rows: the peak is of one.
+    found["row_bytes"] = max(0, _peak_bytes() - before) // min(len(inputs), model.way.batch)
     found["prefix_s"], tensors = _per_row(lambda: engine.run(inputs, want.boundary), len(inputs), MEASURE_S)
     with tempfile.TemporaryDirectory(prefix="headwater-probe-") as folder:
-        found["kernels"] = Engine(model, want.outputs, profile=str(Path(folder) / "run")).kernels(inputs)
+        found["kernels"] = Engine(model.data, model.outputs, profile=str(Path(folder) / "run")).kernels(inputs)
     return tensors
 
 
@@ -205,9 +220,10 @@ def _peak_bytes() -> int:
 def main() -> None:
     request = wire.loads(sys.stdin.buffer.readline())
     assert isinstance(request, wire.Probe)
-    path = sys.stdin.buffer.readline().decode().strip()
+    how = json.loads(sys.stdin.buffer.readline())
     try:
-        answer: dict[str, Any] = probe(request.chunk, Path(path).read_bytes() if path else None)
+        model = Model(Path(how["path"]).read_bytes(), how["outputs"], Candidate(**how["way"])) if how else None
+        answer: dict[str, Any] = probe(request.chunk, model)
     except HeadwaterError as error:
         answer = {"error": wire.error_to_wire(error).decode()}
     print(json.dumps(answer), flush=True)

@@ -5,8 +5,10 @@ Owns signals and the watch over an embedded node's parent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -16,15 +18,27 @@ from pathlib import Path
 import pyarrow as pa
 
 from headwater.errors import ConfigError
+from headwater.node.cache import Cache
 from headwater.node.service import Node
 
 STOP_WITHIN_S = 1.0  # streams end within 0.25 s of being told; those nobody reads are cut off
+MAX_FILES = 65_536  # open at once, if the system allows it: connections, mapped shards, kept rows
+EMBEDDED_CACHES = 8  # folders for the rows of nodes that run at the same time, each beside a script of its own
 
 
 def default_state() -> Path:
     """Where a node keeps prefixes unless told otherwise."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(cache) / "headwater" / "node"
+
+
+def _allow_files() -> None:
+    """As many open files as the system allows: the usual 1,024 are a limit for programs that can't have more."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if most == resource.RLIM_INFINITY else min(most, MAX_FILES)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def serve(
@@ -34,10 +48,18 @@ def serve(
     state: Path | None = None,
     num_threads: int | None = None,
     max_upload_bytes: int = 2 << 30,
+    cache_bytes: int | None = None,
+    cache_folder: Path | None = None,
+    num_caches: int = 1,
     announce: Callable[[Node], None] = lambda node: None,
     until_input_ends: bool = False,
 ) -> None:
-    """Serve `roots` until a signal arrives, or, if wanted, until standard input ends."""
+    """Serve `roots` until a signal arrives, or, if wanted, until standard input ends.
+
+    Rows are kept in `cache_folder` (by default beside the prefixes) within `cache_bytes`: None takes the default of
+    `Cache`, 0 keeps none. Where another node uses that folder, the first of `num_caches` that none uses is taken:
+    FOLDER, FOLDER-2, ….
+    """
     if not roots:
         raise ConfigError("a node serves at least one folder or bucket; name it: headwater serve s3://photos")
     # A pipe: the system may deliver a signal to any thread, and only what is written to a file wakes ours from there.
@@ -51,9 +73,14 @@ def serve(
         sys.stdin.buffer.read()
         os.write(tell, b"\0")
 
+    _allow_files()
+    state = state or default_state()
+    rows = cache_folder or state / "rows"
+    others = [rows.with_name(f"{rows.name}-{number}") for number in range(2, num_caches + 1)]
+    cache = Cache(rows, cache_bytes, others)
     try:
-        node = Node(listen, roots, state=state or default_state(), num_threads=num_threads,
-                    max_upload_bytes=max_upload_bytes)  # fmt: skip
+        node = Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
+                    cache=cache)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
         raise ConfigError(
             f"can't listen on {listen} ({error}); is something else running there, or is it not an address of this "
@@ -66,7 +93,7 @@ def serve(
     node.stop(STOP_WITHIN_S)
 
 
-def serve_embedded(root: str, num_threads: int | None) -> None:
+def serve_embedded(root: str, num_threads: int | None, cache_bytes: int | None = None) -> None:
     """Serve one root on a free loopback port, tell the parent which, and end when the parent closes our input.
 
     The input also closes when the parent is killed, so an embedded node never outlives its trainer.
@@ -75,4 +102,5 @@ def serve_embedded(root: str, num_threads: int | None) -> None:
     def announce(node: Node) -> None:
         print(json.dumps({"address": f"grpc://127.0.0.1:{node.port}"}), flush=True)
 
-    serve((root,), listen="grpc://127.0.0.1:0", num_threads=num_threads, announce=announce, until_input_ends=True)
+    serve((root,), listen="grpc://127.0.0.1:0", num_threads=num_threads, cache_bytes=cache_bytes,
+          num_caches=EMBEDDED_CACHES, announce=announce, until_input_ends=True)  # fmt: skip

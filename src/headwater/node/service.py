@@ -16,18 +16,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import PIL
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from headwater.core import codecs
-from headwater.core.plan import PRECISIONS
 from headwater.data import wire
 from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
@@ -35,12 +37,17 @@ from headwater.data.layouts import list_samples
 from headwater.data.samples import Samples
 from headwater.data.store import Store, full_url, open_store, redact
 from headwater.errors import ConfigError, HeadwaterError, RefusedError
+from headwater.node import engines
+from headwater.node.cache import Cache
 from headwater.node.memory import memory_bytes
-from headwater.node.prefixes import Prefixes
+from headwater.node.prefixes import Prefixes, Wanted
+from headwater.node.quantise import has_vnni
 from headwater.version import VERSION
 
 MAX_CHUNKS = 16  # worked on at once; further ones wait their turn
 MAX_STORES = 64  # connections kept open; the oldest is dropped
+# What has a say in the numbers of a row beside the request: rows of another version are made anew, not served.
+_MAKER = f"headwater {VERSION}, pillow {PIL.__version__}"
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +63,15 @@ class Node(flight.FlightServerBase):
         state: Path,
         num_threads: int | None = None,
         max_upload_bytes: int = 2 << 30,
+        cache: Cache | None = None,
     ) -> None:
+        """`cache` keeps rows that were made; it is closed with the node. None keeps nothing."""
         self.roots = tuple(full_url(root) for root in roots)
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
-        self._prefixes = Prefixes(state / "prefixes", max_upload_bytes)
+        self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads)
+        self._slow = ThreadPoolExecutor(MAX_CHUNKS, "slow")  # what takes a while, and needs signs of life meanwhile
         self._extractor = Extractor(self.num_threads)
+        self.cache = cache
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
         self._stopping = False
@@ -70,10 +81,14 @@ class Node(flight.FlightServerBase):
     def stop(self, within_s: float) -> None:
         """Cut running streams off, end the server and its threads."""
         self._stopping = True
+        self._prefixes.close()
+        self._slow.shutdown(wait=False, cancel_futures=True)
         ending = threading.Thread(target=self.shutdown, daemon=True)
         ending.start()
         ending.join(within_s)
         self._extractor.close()
+        if self.cache is not None:
+            self.cache.close()
 
     def hello(self) -> dict[str, Any]:
         """Who this is and what it can do."""
@@ -87,9 +102,12 @@ class Node(flight.FlightServerBase):
             "memory_bytes": memory_bytes(),
             "max_upload_bytes": self._prefixes.max_bytes,
             "codecs": list(codecs.CODECS),
-            "precisions": list(PRECISIONS),
-            "engine": "onnxruntime",
-            "busy": self._extractor.busy.to_json(),
+            "precisions": list(engines.precisions()),
+            "precision_faults": engines.precision_faults(),
+            "engines": list(engines.available()),
+            "engine_versions": engines.versions(),
+            "prefixes": self._prefixes.in_use(),
+            "busy": {**self._extractor.busy.to_json(), **(self.cache.to_json() if self.cache else {})},
             "cpu_s": time.process_time(),
         }
 
@@ -128,11 +146,12 @@ class Node(flight.FlightServerBase):
             if isinstance(request, wire.Probe):
                 self._check_root(request.chunk.extraction.url)
                 return flight.GeneratorStream(wire.BLOB_SCHEMA, self._probe(request, context))
+            if isinstance(request, wire.Calibrate):
+                self._check_root(request.chunk.extraction.url)
+                return flight.GeneratorStream(wire.BLOB_SCHEMA, self._calibrate(request, context))
             self._check_root(request.extraction.url)
-            if request.extraction.prefix:
-                self._prefixes.engine(
-                    request.extraction.prefix, request.extraction.outputs
-                )  # refuse now rather than in the middle of the stream
+            if request.extraction.prefix:  # refuse now rather than in the middle of the stream
+                self._prefixes.check(Wanted.of(request.extraction))
             schema = wire.rows_schema(request.extraction.codec, request.extraction.boundary)
             compression = None if request.extraction.compression == "none" else request.extraction.compression
             options = pa.ipc.IpcWriteOptions(compression=compression)
@@ -147,20 +166,73 @@ class Node(flight.FlightServerBase):
             return self._stopping or context.is_cancelled()
 
         with _as_status():
+            run, maker = None, _MAKER
+            if want.prefix:  # before a turn is taken: others whose engines are there need not wait for this one's
+                engine = self._prefixes.ready(Wanted.of(want))
+                if engine is None:
+                    loading = self._start(self._prefixes.engine, Wanted.of(want))
+                    for _ in self._while(loading, abandoned):
+                        yield pa.RecordBatch.from_pylist([], schema=schema), b""  # a sign of life: see data.extract
+                    engine = loading.result()
+                run = partial(engine.run, boundary=want.boundary)
+                maker = f"{_MAKER}, {engine.name} {engines.version(engine.name)}"
+                if want.precision == "int8":
+                    maker += f", calibrated by {want.calibration}, {'8' if has_vnni() else '7'}-bit weights"
             while not self._turns.acquire(timeout=1.0):
                 if abandoned():
                     raise _ended()
-                yield pa.RecordBatch.from_pylist([], schema=schema), b""  # a sign of life: see data.extract
+                yield pa.RecordBatch.from_pylist([], schema=schema), b""
             try:
-                engine = self._prefixes.engine(want.prefix, want.outputs) if want.prefix else None
-                run = partial(engine.run, boundary=want.boundary) if engine else None
+                kept = self.cache.look_up(chunk, maker) if self.cache is not None else None
+                if kept is not None:
+                    for ids, columns in kept.pieces():
+                        yield wire.pack_columns(want.codec, want.boundary, ids, columns), b""
+                        if abandoned():
+                            raise _ended()
+                    chunk = replace(chunk, samples=tuple(chunk.samples[place] for place in kept.missing()))
+                if not chunk.samples:
+                    return
                 for part in self._extractor.rows(self._store(want.url), chunk, run, abandoned):
-                    batch = wire.pack_rows(want.codec, want.boundary, part.ids, part.tensors)
-                    yield batch, wire.pack_bad(part.bad)
+                    columns = codecs.encode(want.codec, part.tensors, want.boundary)
+                    if kept is not None:
+                        kept.keep(part.ids, columns)
+                    yield wire.pack_columns(want.codec, want.boundary, part.ids, columns), wire.pack_bad(part.bad)
                 if abandoned():
                     raise _ended()
             finally:
                 self._turns.release()
+
+    def _start(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Begin something slow."""
+        try:
+            return self._slow.submit(work, *args)
+        except RuntimeError:  # the pool is closed: the node is stopping
+            raise _ended() from None
+
+    def _while(self, slow: Future[Any], abandoned: Callable[[], bool]) -> Iterator[None]:
+        """Says when to give a sign of life, until the work is done."""
+        heard = time.monotonic()
+        while not slow.done():
+            if abandoned():
+                raise _ended()
+            with contextlib.suppress(TimeoutError, CancelledError):
+                slow.exception(timeout=0.25)
+            if time.monotonic() - heard > SIGN_OF_LIFE_S:
+                yield
+                heard = time.monotonic()
+        if slow.cancelled():
+            raise _ended()
+
+    def _calibrate(
+        self, request: wire.Calibrate, context: flight.ServerCallContext
+    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        """Signs of life while ranges are found; then an empty batch that says so."""
+        with _as_status():
+            work = self._start(self._prefixes.calibrate, request)
+            for _ in self._while(work, lambda: self._stopping or context.is_cancelled()):
+                yield wire.blob_batch(b""), b""
+            work.result()
+            yield wire.blob_batch(b""), b"{}"
 
     def _listing(
         self, request: wire.Listing, context: flight.ServerCallContext
@@ -202,13 +274,21 @@ class Node(flight.FlightServerBase):
         """Signs of life while a child process measures, then what it found as the metadata of an empty batch."""
         # Its answer goes to a file: nobody reads before it has ended, and a pipe would fill up.
         with _as_status(), tempfile.TemporaryFile() as answer:
-            digest = request.chunk.extraction.prefix
-            path = str(self._prefixes.path(digest)) if digest else ""
+            want = request.chunk.extraction
+            how: dict[str, Any] = {}
+            if want.prefix:
+                wanted = Wanted.of(want)
+                self._prefixes.check(wanted)
+                finding = self._start(self._prefixes.way, wanted)
+                for _ in self._while(finding, lambda: self._stopping or context.is_cancelled()):
+                    yield wire.blob_batch(b""), b""
+                path, outputs, way = finding.result()
+                how = {"path": str(path), "outputs": outputs, "way": vars(way)}
             command = [sys.executable, "-m", "headwater.node.probe"]
             child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer)
             try:
                 assert child.stdin is not None
-                child.stdin.write(request.dumps() + b"\n" + path.encode() + b"\n")
+                child.stdin.write(request.dumps() + b"\n" + json.dumps(how).encode() + b"\n")
                 child.stdin.close()
                 while child.poll() is None:
                     if self._stopping or context.is_cancelled():

@@ -42,6 +42,7 @@ class NodeClient:
         self.name = address
         self._prefix: tuple[str, Path] | None = None  # what it needs now
         self._files: dict[str, Path] = {}  # what it may need to be sent again, by digest
+        self._calibrations: dict[str, wire.Calibrate] = {}  # what it may need to be asked again
         self.received_bytes = 0  # of rows, as they come in
         self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
         self._lock = threading.Lock()
@@ -85,6 +86,13 @@ class NodeClient:
                         writer.write_batch(pa.record_batch([pa.array([piece], pa.binary())], schema=schema))
                 finally:
                     writer.close()
+
+    def calibrate(self, request: wire.Calibrate) -> None:
+        """Make it ready for the int8 form of a prefix that it has; takes a while the first time."""
+        self._calibrations[request.digest] = request
+        with self._plain_errors(), self._reading(request.dumps()) as reader:
+            for _ in reader:
+                pass
 
     def list_samples(self, listing: Listing, on_progress: Callable[[int], None] = lambda count: None) -> Samples:
         """The data set as the node sees it."""
@@ -157,6 +165,9 @@ class NodeClient:
             digest = chunk.extraction.prefix
             if digest in self._files and wire.UNKNOWN_PREFIX in str(error):
                 self.upload(digest, self._files[digest])  # the node lost its disk; the chunk is tried again
+            calibration = chunk.extraction.calibration
+            if calibration in self._calibrations and wire.UNKNOWN_CALIBRATION in str(error):
+                self.calibrate(self._calibrations[calibration])
             raise
 
     def _rows(self, chunk: Chunk, stopped: threading.Event) -> Reply:

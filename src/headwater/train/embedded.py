@@ -17,8 +17,9 @@ from headwater.errors import NodeError
 class EmbeddedNode:
     """A node process on a free loopback port."""
 
-    def __init__(self, root: str, num_threads: int | None = None) -> None:
-        command = [sys.executable, "-m", "headwater.node", root, *([str(num_threads)] if num_threads else [])]
+    def __init__(self, root: str, num_threads: int | None = None, cache_bytes: int | None = None) -> None:
+        numbers = ["" if each is None else str(each) for each in (num_threads, cache_bytes)]
+        command = [sys.executable, "-m", "headwater.node", root, *numbers]
         # A session of its own: Ctrl-C reaches the trainer alone, which then ends the node in good order.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True

@@ -13,6 +13,7 @@ import numpy as np
 
 from headwater.core import codecs
 from headwater.core.draw import Draw
+from headwater.data.shards.reading import read_sample
 from headwater.data.store import Store
 from headwater.data.wire import Bad, Chunk
 from headwater.errors import BadSampleError
@@ -39,8 +40,7 @@ class InlineWorker:
         for ref in chunk.samples:
             draw = Draw(chunk.seed, chunk.epoch, ref.id)
             try:
-                data = self._store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag)
-                pixels = want.transforms.pixels(data, ref.key, draw)
+                pixels = want.transforms.pixels(read_sample(self._store, ref), ref.key, draw)
             except BadSampleError as error:
                 gathering.add_bad([Bad(ref.id, ref.key, error.reason)])
                 continue

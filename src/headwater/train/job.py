@@ -6,8 +6,9 @@ Owns `near` and `Job`. Everything that can be wrong is found here, before the fi
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,21 +19,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwater.core.amount import num_bytes
 from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut, find_cut, smallest_cut
 from headwater.core.loads import JobSize
-from headwater.core.plan import Plan, near_plan
+from headwater.core.plan import PRECISIONS, Plan, near_plan
+from headwater.core.precision import FULL, TOLERANCE, Deviation, allowed
 from headwater.core.profile import Profile
 from headwater.core.search import Ranking, search
 from headwater.data.holdings import Holdings, unite
 from headwater.data.layouts import list_samples, root_of
 from headwater.data.samples import Samples
+from headwater.data.shards.manifest import check_transforms
 from headwater.data.store import full_url
 from headwater.data.torchvision import as_transforms, from_torchvision
 from headwater.data.transforms import Transforms
 from headwater.data.transforms.op import Op
 from headwater.data.wire import Listing
-from headwater.errors import ConfigError, ImpureError, TransformError
+from headwater.errors import ConfigError, ImpureError, PlanError, RefusedError, TransformError
 from headwater.model.capture import capture
 from headwater.model.cuts import cuts as find_cuts
 from headwater.model.freeze import keep_frozen
@@ -65,6 +69,7 @@ class Job:
         ranking: Ranking | None = None,
         measured: Measured | None = None,
         watch: Watch | None = None,
+        deviations: Mapping[str, Deviation] | None = None,
     ) -> None:
         self.model = model
         self.loader = loader
@@ -73,6 +78,7 @@ class Job:
         self.counts = counts
         self.ranking = ranking
         self.measured = measured
+        self.deviations = dict(deviations or {})  # of each reduced precision that was measured
         # With the loader, which the job holds: who keeps only `job.loader` can still iterate.
         self._close = weakref.finalize(loader, resources.close)
         self._source = source
@@ -96,8 +102,12 @@ class Job:
         if plan.prefix != "storage":
             row = self._source.row_bytes
             return f"pictures are decoded near the data ({row:,} bytes each; {stored:,.0f} as stored)"
-        return (f"the model is cut at {plan.cut_name}; rows travel as {plan.codec} ({self._source.row_bytes:,} bytes "
+        text = (f"the model is cut at {plan.cut_name}; rows travel as {plan.codec} ({self._source.row_bytes:,} bytes "
                 f"each; {stored:,.0f} as stored)")  # fmt: skip
+        if plan.precision != FULL:
+            error = self.deviations.get(plan.precision, "error not measured")
+            text += f"; the prefix runs in {plan.precision}: {error}"
+        return text
 
     def adopt(self, plan: Plan) -> None:
         """Go over to this plan from the next batch on, in the middle of an epoch, too: the batches stay the same.
@@ -105,6 +115,8 @@ class Job:
         From then on the plan is pinned: links and nodes are no longer watched. Raises, and changes nothing, if the plan
         can't be carried out.
         """
+        if plan.precision not in (FULL, *self.deviations) and plan.prefix == "storage":
+            self.deviations[plan.precision] = self._source.deviation(plan, self.model)
         if self._watch is not None:
             self._watch.close()
         self._source.adopt(plan)
@@ -133,6 +145,8 @@ def near(
     cut: str | int | None = None,
     plan: Plan | str | os.PathLike[str] | None = "auto",
     codec: str = "raw",
+    precision: str = FULL,
+    tolerance: float = TOLERANCE,
     profile: Profile | str | os.PathLike[str] | None = None,
     measure_again: bool = False,
     on_bad_sample: str = "raise",
@@ -142,12 +156,15 @@ def near(
     rank: int | None = None,
     world: int | None = None,
     node_threads: int | None = None,
+    node_cache: str | None = None,
+    views: int = 0,
     patience_s: float = PATIENCE_S,
 ) -> Job:
     """Train `model` on the pictures at `data`, with its frozen part beside them.
 
     model          any module that torch.export can capture; freeze its first part (`hw.freeze` or requires_grad)
-    data           file://, s3://, gs:// or az:// URL (or a path) of class folders, a CSV/Parquet manifest, or tars
+    data           file://, s3://, gs:// or az:// URL (or a path) of class folders, a CSV/Parquet manifest, tars,
+                   or a set that `headwater pack` made
     transforms     a torchvision or timm Compose, `weights.transforms()`, or a list of Headwater transforms
     nodes          addresses such as ["grpc://store-1:8815"]; None starts a node beside this process;
                    "inline" does everything slowly in this process, as a yardstick. Several nodes share a store, or
@@ -158,16 +175,30 @@ def near(
     cut            pins where the model is split, by name or index
     codec          how rows may travel: "raw" (exact), or also as "fp16", "bf16", "int8"; the planner decides whether it
                    pays, and a pinned cut uses it
+    precision      what the prefix may compute in on the nodes: "fp32" (exact), or also "int8", "fp16", "bf16"; the
+                   planner decides whether it pays, and a pinned cut uses it. Its error is measured first
+                   (`job.deviations`), and it is only used if the model's first choice stays the same for at least
+                   `tolerance` of the samples that were tried
     profile        a file with measured costs (`headwater profile`), or a Profile, to plan from; by default one is
                    measured and kept, and used again for the same model, data and machines. `measure_again` makes a
                    new one
     on_bad_sample  "raise", or "skip" and list it in `job.loader.skipped`
+    views          how many random versions of each picture there are: epoch e draws as epoch e mod views did, so rows
+                   that a node kept can be used again. 0: every epoch draws anew, and rows of random transforms are
+                   not kept. Without random transforms rows are always kept
+    node_cache     how much the node that nodes=None starts may keep on disk, such as "10GB"; "0" keeps nothing
     rank, world    which of how many trainers this is; taken from torch.distributed if it is initialised
     patience_s     how long to wait for a node to come back once none answers
     """
     pinned = plan is not None and plan != "auto"
-    if pinned and (cut is not None or codec != "raw"):
-        raise ConfigError("a plan fixes cut and codec; give either a plan, or cut and codec")
+    if pinned and (cut is not None or codec != "raw" or precision != FULL):
+        raise ConfigError("a plan fixes cut, codec and precision; give either a plan, or these")
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
+    if not 0 < tolerance <= 1:
+        raise ConfigError(f"tolerance is {tolerance}; it is a part of the samples, above 0 and at most 1")
+    if nodes == "inline" and precision != FULL:
+        raise ConfigError('nodes="inline" computes with PyTorch in fp32; leave out precision, or use nodes')
     if (profile is not None or measure_again) and (pinned or plan is None or cut is not None or nodes == "inline"):
         raise ConfigError("profile and measure_again are for planning, and nothing is planned here: leave out plan and "
                           "cut, and use nodes")  # fmt: skip
@@ -175,14 +206,21 @@ def near(
         raise ConfigError(f"codec {codec!r} is not one of {', '.join(CODECS)}")
     if node_threads is not None and nodes is not None:
         raise ConfigError("node_threads is for the node that nodes=None starts; a node of your own takes --threads")
+    if node_cache is not None and nodes is not None:
+        raise ConfigError("node_cache is for the node that nodes=None starts; a node of your own takes --cache-size")
+    if type(views) is not int or not 0 <= views < 2**31:
+        raise ConfigError(f"views is {views!r}; it must be a whole number, 0 or more")
+    cache_bytes = None if node_cache is None else num_bytes(node_cache, "node_cache")
     rank, world = _place(rank, world)
     pipeline, rest = _read_transforms(transforms)
+    if views and not pipeline.is_random:
+        warnings.warn(f"views={views} has nothing to do: the transforms near the data are not random", stacklevel=2)
     url = full_url(os.fspath(data))
     progress = Progress()
     with ExitStack() as stack:
         clients: list[NodeClient] = []
         if nodes is None:
-            node = EmbeddedNode(root_of(url), node_threads)
+            node = EmbeddedNode(root_of(url), node_threads, cache_bytes)
             stack.callback(node.close)
             clients = [NodeClient(node.address)]
         elif nodes != "inline":
@@ -197,6 +235,7 @@ def near(
         with progress.step(f"listing {url}") as tick:
             listing = Listing(url, layout, path_column, label_column)
             samples, holdings = _list(clients, listing, tick)
+        check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
             keep_frozen(model)
             captured = capture(model, _example(model, pipeline))
@@ -204,8 +243,10 @@ def near(
         if cut is None and not pinned and not rest:
             _check_norms(model)
         setting = Setting(captured, all_cuts, pipeline, rest, samples, clients, seed, patience_s,
-                          min(memories, default=None), progress, holdings=holdings)  # fmt: skip
+                          min(memories, default=None), progress, holdings=holdings, views=views)  # fmt: skip
         ranking, measured, codecs = None, None, tuple(dict.fromkeys(("raw", codec)))
+        precisions: tuple[str, ...] = (FULL,)
+        deviations = dict[str, Deviation]()
         if plan == "auto" and cut is None and clients:
             open_cuts = all_cuts
             if rest:  # what stays on the trainer comes before the model, so no part of the model can go ahead of it
@@ -213,10 +254,15 @@ def near(
                 open_cuts = all_cuts[:1] + held
             measured = measure(captured, open_cuts, pipeline, samples, clients, batch_size=batch_size, seed=seed,
                                world=world, embedded=nodes is None, given=_read_profile(profile), again=measure_again,
-                               progress=progress, holdings=holdings)  # fmt: skip
+                               progress=progress, holdings=holdings, precision=precision)  # fmt: skip
+            deviations |= measured.profile.deviations
+            precisions, refused = allowed([precision] if deviations else [], deviations, tolerance)
+            for reason in refused:
+                warnings.warn(reason, stacklevel=2)
             setting.shipped = measured.shipped
             size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, counts_setup=not measured.is_placed)
-            ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs)
+            ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs,
+                             precisions=precisions)  # fmt: skip
             plan = ranking.best.plan
         given = None if plan == "auto" else plan
         chosen = _plan(given, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
@@ -224,10 +270,12 @@ def near(
         # Before the nodes go: an iterator that somebody still holds must not wait for them.
         stack.callback(source.close)
         watch, joined = None, NearModel(captured)
+        if measured is None and chosen.prefix == "storage" and (chosen.precision, precision) != (FULL, FULL):
+            deviations |= _settle(source, joined, chosen, precision, tolerance)
         if measured is not None:
             watch = Watch(source, clients, measured.offered, measured.profile, measured.rig, size, codecs,
                           partial(measure_here, samples, pipeline, measured.profile, seed, holdings),
-                          joined.check_cut)  # fmt: skip
+                          joined.check_cut, precisions)  # fmt: skip
             stack.callback(watch.close)
         loader = Loader(
             samples,
@@ -241,7 +289,32 @@ def near(
             on_bad_sample=on_bad_sample,
         )
         return Job(joined, loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
-                   measured, watch)  # fmt: skip
+                   measured, watch, deviations)  # fmt: skip
+
+
+def _settle(source: Source, model: NearModel, plan: Plan, precision: str, tolerance: float) -> dict[str, Deviation]:
+    """Without a planner: measure the error of the precision, and go over to it if that is within the tolerance.
+
+    A plan that was given keeps its precision, whatever the error.
+    """
+    if plan.precision != FULL:
+        deviations = {plan.precision: source.deviation(plan, model)}
+        if allowed([plan.precision], deviations, tolerance)[1]:
+            warnings.warn(f"the plan pins {plan.precision}, which is further from fp32 than the tolerance of "
+                          f"{100 * tolerance:.3g} %: {deviations[plan.precision]}", stacklevel=3)  # fmt: skip
+        return deviations
+    reduced = replace(plan, precision=precision)
+    try:
+        found = {precision: source.deviation(reduced, model)}
+    except (RefusedError, PlanError) as error:
+        warnings.warn(f"fp32 is used: {error}", stacklevel=3)
+        return {}
+    _, refused = allowed([precision], found, tolerance)
+    for reason in refused:
+        warnings.warn(reason, stacklevel=3)
+    if not refused:
+        source.adopt(reduced)
+    return found
 
 
 def _list(

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ import torch
 from headwater.core import codecs
 from headwater.core.cut import Cut, legal_cuts
 from headwater.core.draw import Draw
+from headwater.core.precision import FULL, Deviation
 from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts, check_profile, profile_faults, spread
 from headwater.core.rig import Device, Link, Rig
 from headwater.core.spec import TensorSpec
@@ -33,10 +35,20 @@ from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import NUM_READERS
 from headwater.data.holdings import Holdings
 from headwater.data.samples import SampleRef, Samples
+from headwater.data.shards.reading import read_sample
 from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
 from headwater.data.wire import MAX_BLOB_BYTES, Chunk, Extraction
-from headwater.errors import BadSampleError, ChangedError, ConfigError, HeadwaterError, ModelError, StoreError
+from headwater.errors import (
+    BadSampleError,
+    ChangedError,
+    ConfigError,
+    HeadwaterError,
+    ModelError,
+    PlanError,
+    RefusedError,
+    StoreError,
+)
 from headwater.model.capture import Captured
 from headwater.model.near import NearModel, Rows
 from headwater.model.places import kernel_places, place_seconds, time_places
@@ -44,6 +56,7 @@ from headwater.model.ship import Shipped, cuts_to_ship, ship
 from headwater.model.split import prefix_module
 from headwater.progress import Progress
 from headwater.train.client import NodeClient
+from headwater.train.precision import calibrated, check_possible, deviation, spread_out
 from headwater.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -96,9 +109,11 @@ def measure(
     given: Profile | None = None,
     again: bool = False,
     holdings: Holdings | None = None,
+    precision: str = FULL,
 ) -> Measured:
     """Measure the links now, and the rest unless an earlier measurement of the same things can be used.
 
+    `precision` is measured beside full precision; where that can't be, a warning says why, and the profile is without.
     `given` is a profile to use instead; ConfigError if it is of anything else, or too old. `again` uses no earlier one.
     """
     hellos = [client.hello() for client in clients]
@@ -111,7 +126,7 @@ def measure(
     if len(clients) > 1:
         with progress.step("measuring the trainer's port"):
             port = measure_port(clients, links)
-    refs = _spread_out(samples, holdings, clients[0].name)
+    refs = spread_out(samples, NUM_SAMPLES, holdings, clients[0].name)
     fetched = None
     if holdings is None:  # what is on the nodes' own disks can't be read from here
         with progress.step("measuring the way to the store"):
@@ -130,8 +145,9 @@ def measure(
     key = Key(
         model=_model_digest(captured, cuts),
         transforms=pipeline.digest,
-        data=f"{samples.fingerprint} at {samples.url.partition(':')[0]}",
-        node="; ".join(sorted({str(hello.get("machine")) for hello in hellos})),
+        data=f"{samples.fingerprint} at {samples.url.partition(':')[0]}{' packed' if samples.packed else ''}",
+        node="; ".join(sorted({f"{hello.get('machine')}, {hello.get('engine_versions')}" for hello in hellos}))
+        + ("" if precision == FULL else f"; {precision}"),
         trainer=f"{machine()} torch {torch.__version__} {torch.get_num_threads()} threads, batch "
         f"{min(batch_size, MAX_BATCH)}, {captured.example[0].device.type}{_layout(captured)}, "
         f"{'reads the store' if fetched else 'no way to the store'}",
@@ -145,15 +161,26 @@ def measure(
     if profile is not None:
         with progress.step("measuring how fast the machines are today"):
             speeds, own_speed = _speeds(profile, pipeline, samples, holdings, clients, refs, fetched, seed)
+        if shipped is not None and precision in profile.deviations:
+            deviations = {}
+            with progress.step(f"measuring the error of {precision}"):
+                try:
+                    deviations[precision] = _deviation(captured, cuts, pipeline, samples, seed, shipped, clients,
+                                                       holdings, precision)  # fmt: skip
+                except (RefusedError, PlanError) as error:
+                    warnings.warn(f"fp32 is used: {error}", stacklevel=3)
+            profile = replace(profile, deviations=deviations)
     else:
         profile = _profile(captured, cuts, pipeline, samples, clients, key, batch_size, seed, shipped, export_s,
-                           float(hellos[0]["cores"]), refs, fetched, links[0], progress)  # fmt: skip
+                           float(hellos[0]["cores"]), refs, fetched, links[0], progress, precision,
+                           holdings)  # fmt: skip
         if len(clients) > 1:  # only the first was measured
             speeds, _ = _speeds(profile, pipeline, samples, holdings, clients, refs, None, seed, no_drift=1.0)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_text(profile.dumps())
-        scratch.replace(path)
+        if precision in profile.node.prefix_s or shipped is None:  # without it, the reason is wanted again next time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch = path.with_suffix(f".{os.getpid()}")
+            scratch.write_text(profile.dumps())
+            scratch.replace(path)
     nodes = tuple(
         Device(client.name, cores=float(hello["cores"]) / world, memory_bytes=int(hello["memory_bytes"]), speed=speed)
         for client, hello, speed in zip(clients, hellos, speeds, strict=True)
@@ -186,8 +213,8 @@ def _speeds(
     extraction = Extraction(samples.url, pipeline, None, (pipeline.pixel_spec,), node_batch=NODE_BATCH)
 
     def of_node(client: NodeClient) -> float:
-        own = refs if holdings is None else _spread_out(samples, holdings, client.name)
-        found = client.probe(Chunk(extraction, "probe", seed, 0, 0, tuple(own)))
+        own = refs if holdings is None else spread_out(samples, NUM_SAMPLES, holdings, client.name)
+        found = client.probe(Chunk(extraction, "probe", seed, 0, 0, tuple(own), reuse=False))
         return _speed(profile.node.decode_s, float(found["decode_s"]), no_drift)
 
     with ThreadPoolExecutor(len(clients)) as pool:
@@ -262,30 +289,49 @@ def _profile(
     fetched: _Fetched | None,
     link: Link,
     progress: Progress,
+    precision: str,
+    holdings: Holdings | None,
 ) -> Profile:
     deepest = legal_cuts(cuts)[-1]
     boundary = deepest.boundary if shipped else (pipeline.pixel_spec,)
     extraction = Extraction(samples.url, pipeline, shipped.digest if shipped else None, boundary, node_batch=NODE_BATCH,
                             outputs=shipped.names_at(deepest) if shipped else None)  # fmt: skip
-    chunk = Chunk(extraction, "probe", seed, 0, 0, refs)
+    chunk = Chunk(extraction, "probe", seed, 0, 0, refs, reuse=False)  # what is measured is making rows
     client = clients[0]
     with progress.step(f"measuring work on {client.name}"):
         if shipped:
             client.needs(shipped.digest, shipped.path)
         client.prepare()
         found = client.probe(chunk)
+    reduced, deviations = dict[str, tuple[float | None, ...]](), dict[str, Deviation]()
+    if shipped is None and precision != FULL:
+        warnings.warn(f"{precision} has nothing to do: no cut of the model can be sent to a node", stacklevel=4)
+    if shipped and precision != FULL:
+        with progress.step(f"measuring {precision} on {client.name}"):
+            try:
+                check_possible(clients, precision, "auto")
+                for each in clients[1:]:
+                    each.needs(shipped.digest, shipped.path)
+                    each.prepare()
+                want = calibrated(replace(extraction, precision=precision), samples, seed, clients, holdings)
+                reduced[precision] = _prefix_curve(client.probe(replace(chunk, extraction=want)), captured, deepest,
+                                                   shipped)  # fmt: skip
+                deviations[precision] = deviation(want, deepest, samples, seed, clients, NearModel(captured),
+                                                  holdings)  # fmt: skip
+            except (RefusedError, PlanError) as error:
+                warnings.warn(f"fp32 is used: {error}", stacklevel=4)
     with progress.step("measuring work here"):
         batch = min(batch_size, MAX_BATCH)
         curves = _model_costs(captured, cuts, deepest, batch)
         local = _local_costs(pipeline, fetched, seed)
-        receive_s_per_byte = _receive_cost(client, link)
+        receive_s_per_byte, send_s_per_byte = _byte_costs(client, link)
         asked = replace(chunk, samples=refs[:NUM_ASKED])
         wire_s, receive_s_per_row = _wire_costs(client, asked, found, receive_s_per_byte)
     rows = sum(len(json.dumps(ref.to_json(), separators=(",", ":"))) + 1 for ref in refs) / len(refs)
     return Profile(
         key=key,
         measured_at=time.time(),
-        node=_node_costs(found, cores, wire_s, captured, cuts, deepest, shipped, receive_s_per_byte),
+        node=_node_costs(found, cores, wire_s, captured, cuts, deepest, shipped, send_s_per_byte, reduced),
         trainer=TrainerCosts(
             decode_s=local.get("decode_s", float(found["decode_s"])),
             finish_s=local["finish_s"],
@@ -303,7 +349,39 @@ def _profile(
             request_chunk_bytes=max(0.0, len(chunk.dumps()) - rows * len(refs)),
         ),
         export_s=export_s,
+        deviations=deviations,
     )
+
+
+def _deviation(
+    captured: Captured,
+    cuts: Sequence[Cut],
+    pipeline: Transforms,
+    samples: Samples,
+    seed: int,
+    shipped: Shipped,
+    clients: Sequence[NodeClient],
+    holdings: Holdings | None,
+    precision: str,
+) -> Deviation:
+    """Of the model as it is now: a profile is kept for a model of this shape, whatever its weights."""
+    deepest = legal_cuts(cuts)[-1]
+    for client in clients:
+        client.needs(shipped.digest, shipped.path)
+        client.prepare()
+    want = Extraction(samples.url, pipeline, shipped.digest, deepest.boundary, precision, node_batch=NODE_BATCH,
+                      outputs=shipped.names_at(deepest))  # fmt: skip
+    want = calibrated(want, samples, seed, clients, holdings)
+    return deviation(want, deepest, samples, seed, clients, NearModel(captured), holdings)
+
+
+def _prefix_curve(
+    found: dict[str, Any], captured: Captured, deepest: Cut, shipped: Shipped
+) -> tuple[float | None, ...]:
+    """CPU-seconds a row up to each cut: what the whole prefix takes, spread by what its kernels took."""
+    kernels = [(str(name), float(taken_s)) for name, taken_s in found["kernels"]]
+    seconds = place_seconds(kernels, kernel_places(captured, shipped.path), deepest.index)
+    return spread(float(found["prefix_s"]), seconds)
 
 
 def _node_costs(
@@ -315,6 +393,7 @@ def _node_costs(
     deepest: Cut,
     shipped: Shipped | None,
     send_s_per_byte: float,
+    reduced: dict[str, tuple[float | None, ...]],
 ) -> NodeCosts:
     stages = sum(float(found.get(name, 0.0)) for name in ("read_s", "decode_s", "finish_s", "prefix_s"))
     # What all stages at once take beyond their sum, however it comes about: every row costs it, whatever the cut.
@@ -324,9 +403,7 @@ def _node_costs(
     fixed_bytes: tuple[int | None, ...] = (0,)
     row_bytes: tuple[int | None, ...] = (0,)
     if shipped is not None:
-        kernels = [(str(name), float(taken_s)) for name, taken_s in found["kernels"]]
-        seconds = place_seconds(kernels, kernel_places(captured, shipped.path), deepest.index)
-        prefix_s = spread(float(found["prefix_s"]), seconds)
+        prefix_s = _prefix_curve(found, captured, deepest, shipped)
         share = [cut.prefix_bytes / max(deepest.prefix_bytes, 1) for cut in cuts[: deepest.index + 1]]
         fixed_bytes = tuple(int(found["fixed_bytes"] * each) for each in share)
         row_bytes = (0,) + (int(found["row_bytes"]),) * deepest.index
@@ -336,7 +413,7 @@ def _node_costs(
         read_wait_s=float(found["read_wait_s"]),
         decode_s=float(found["decode_s"]),
         finish_s=float(found.get("finish_s", 0.0)),
-        prefix_s={"fp32": prefix_s + (None,) * beyond},
+        prefix_s={name: each + (None,) * beyond for name, each in {FULL: prefix_s, **reduced}.items()},
         encode_s_per_byte={name: float(cost) for name, cost in found["encode_s_per_byte"].items()},
         send_s_per_byte=send_s_per_byte,
         chunk_s=wire_s,
@@ -383,7 +460,8 @@ def _model_costs(captured: Captured, cuts: Sequence[Cut], deepest: Cut, batch: i
     prefix = prefix_module(captured, deepest)
     with torch.inference_mode():
         whole_s = _cpu_s(lambda: prefix(*inputs)) / batch
-    curve = spread(whole_s, time_places(captured, tuple(each[:4] for each in inputs), deepest.index))
+    # With as many rows as in training: with fewer, layers that cost by their weights or their number seem too dear.
+    curve = spread(whole_s, time_places(captured, inputs, deepest.index))
     return tuple(behind_s + whole_s - each for each in curve) + (None,) * (len(cuts) - len(curve))
 
 
@@ -393,13 +471,6 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     if isinstance(output, dict):
         output = tuple(output.values())
     return [each for part in output for each in _tensors(part)] if isinstance(output, (tuple, list)) else []
-
-
-def _spread_out(samples: Samples, holdings: Holdings | None = None, node: str = "") -> tuple[SampleRef, ...]:
-    """A few samples from all over the data set, or from all over what a node holds of it."""
-    ids = np.arange(len(samples)) if holdings is None else np.flatnonzero(holdings.rows[node] >= 0)
-    ids = ids[:: max(1, len(ids) // NUM_SAMPLES)][:NUM_SAMPLES]
-    return tuple(samples.take(ids) if holdings is None else holdings.refs(node, ids))
 
 
 @dataclass(frozen=True)
@@ -422,7 +493,7 @@ def _fetch(samples: Samples) -> _Fetched | None:
 
     def read(ref: SampleRef) -> bytes:
         try:
-            return bytes(store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length, ref.etag))
+            return bytes(read_sample(store, ref))
         except BadSampleError:
             return b""  # a job meets it in its turn
 
@@ -536,13 +607,16 @@ def _decode_costs(names: Iterable[str], pipeline: Transforms) -> dict[str, float
     return costs
 
 
-def _receive_cost(client: NodeClient, link: Link) -> float:
-    """CPU-seconds a byte of taking bytes from the wire; sending is taken to cost the same."""
+def _byte_costs(client: NodeClient, link: Link) -> tuple[float, float]:
+    """CPU-seconds a byte, of taking bytes from the wire here and of sending them on the node."""
     client.download(1 << 16)  # the first may find nothing loaded yet
     num_bytes = min(max(int(link.down_bytes_per_s * RECEIVE_S), 1 << 18), MAX_BLOB_BYTES)
+    earlier, before = (float(client.hello()["cpu_s"]) for _ in range(2))
     cpu = time.process_time()
     client.download(num_bytes)
-    return (time.process_time() - cpu) / num_bytes
+    receive_s = time.process_time() - cpu
+    send_s = float(client.hello()["cpu_s"]) - before - (before - earlier)  # less what the question itself costs
+    return receive_s / num_bytes, max(0.0, send_s) / num_bytes
 
 
 def _wire_costs(

@@ -20,11 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from headwater.core.cache import draw_epoch
 from headwater.core.codecs import wire_row_bytes
 from headwater.core.cut import Cut
 from headwater.core.pieces import Pieces
 from headwater.core.plan import Plan, check
+from headwater.core.precision import FULL, Deviation
 from headwater.core.spec import Boundary
+from headwater.core.tuning import AUTO
 from headwater.data.holdings import Holdings
 from headwater.data.samples import Samples
 from headwater.data.store import open_store
@@ -32,7 +35,7 @@ from headwater.data.transforms import Transforms
 from headwater.data.wire import Chunk, Extraction
 from headwater.errors import ConfigError, PlanError
 from headwater.model.capture import Captured
-from headwater.model.near import Rows
+from headwater.model.near import NearModel, Rows
 from headwater.model.ship import Shipped, cuts_to_ship, ship, shipped_before
 from headwater.model.split import prefix_module
 from headwater.progress import Progress
@@ -41,6 +44,7 @@ from headwater.train.feed import Feed
 from headwater.train.host import HostWorker
 from headwater.train.inline import InlineWorker
 from headwater.train.inorder import in_order
+from headwater.train.precision import calibrated, check_possible, deviation
 from headwater.train.reply import Reply, Worker
 
 Finish = Callable[[list[np.ndarray], np.ndarray], Any]
@@ -95,6 +99,7 @@ class Setting:
     progress: Progress
     shipped: Shipped | None = None
     holdings: Holdings | None = None  # where nodes have disks of their own
+    views: int = 0  # after so many epochs the random draws come round again; 0: never
     counts: Counts = field(default_factory=Counts)
 
 
@@ -103,7 +108,8 @@ class Source:
 
     def __init__(self, setting: Setting, plan: Plan) -> None:
         self._setting = setting
-        self._job = uuid.uuid4().hex
+        self._job, self._num_kinds = uuid.uuid4().hex, 0
+        self._kind: Extraction | None = None
         self._lock = threading.Lock()
         self._adopting = threading.RLock()  # again by whoever holds the run
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
@@ -129,6 +135,13 @@ class Source:
     def version(self) -> int:
         """Counts the plans."""
         return self._carried.version
+
+    def deviation(self, plan: Plan, model: NearModel) -> Deviation:
+        """How far this plan's rows are from those of full precision; measured on nodes."""
+        given = self._setting
+        want = self._prepare(plan, self.version).extraction
+        return deviation(want, given.cuts[plan.cut], given.samples, given.seed, given.clients, model,
+                         given.holdings)  # fmt: skip
 
     def adopt(self, plan: Plan, unless: Event | None = None) -> bool:
         """Go over to this plan from the next batch on; False if `unless` was set before that.
@@ -219,14 +232,17 @@ class Source:
             raise ConfigError("the job is closed; start another one with hw.near")
 
     def _stream(self, carried: _Carried, epoch: int, ids: np.ndarray) -> tuple[Iterator[Reply], Callable[[], None]]:
-        samples, seed, holdings = self._setting.samples, self._setting.seed, self._setting.holdings
+        given, holdings = self._setting, self._setting.holdings
+        drawn = draw_epoch(epoch, given.views)
+        tenant = self._tenant(carried.extraction)
+        reuse = given.views > 0 or not given.pipeline.is_random  # draws that never come again are not worth keeping
         groups = holdings.groups[ids] if holdings is not None and holdings.is_split else None
         pieces = Pieces(len(ids), carried.plan.chunk_rows, groups)
 
         def chunk(index: int, worker: str) -> Chunk:
             part = ids[pieces.entries(index)]
-            refs = samples.take(part) if holdings is None else holdings.refs(worker, part)
-            return Chunk(carried.extraction, self._job, seed, epoch, index, tuple(refs))
+            refs = given.samples.take(part) if holdings is None else holdings.refs(worker, part)
+            return Chunk(carried.extraction, tenant, given.seed, drawn, index, tuple(refs), reuse)
 
         if carried.inline is not None:
             lazily = (chunk(index, "") for index in range(len(pieces)))
@@ -239,6 +255,17 @@ class Source:
                     patience_s=self._setting.patience_s, arrived=self._note_arrival, **options)  # fmt: skip
         self._feeds.add(feed)
         return (iter(feed) if groups is None else in_order(iter(feed), pieces, ids)), feed.close
+
+    def _tenant(self, want: Extraction) -> str:
+        """This job to a node's cache, which lets it push out only what nobody has used since it began.
+
+        A plan that asks for other rows begins anew: nobody will ask for those of the plan before. What does not change
+        a row does not count, nor does a pause (`held`): a job must not push out the rows that it still goes through.
+        """
+        kind = replace(want, node_batch=1, compression="none")
+        if kind != self._kind:
+            self._kind, self._num_kinds = kind, self._num_kinds + 1
+        return f"{self._job}-{self._num_kinds}"
 
     def _note_arrival(self, reply: Reply) -> None:
         self._setting.counts.num_arrived += int(reply.good.sum())
@@ -278,6 +305,11 @@ class Source:
         if plan.prefix != "storage" and plan.codec != "raw":
             warnings.warn(f"codec {plan.codec!r} has nothing to do: rows are pixels, which travel as they are",
                           stacklevel=2)  # fmt: skip
+        if plan.prefix == "storage" and (plan.precision, plan.engine) != (FULL, AUTO):
+            if not given.clients:
+                raise PlanError([f'nodes="inline" computes with PyTorch in fp32; the plan wants {plan.precision} and '
+                                 f"the engine {plan.engine}"])  # fmt: skip
+            check_possible(given.clients, plan.precision, plan.engine)
         cut = given.cuts[plan.cut]
         digest, outputs = None, None
         boundary: Boundary = (given.pipeline.pixel_spec,)
@@ -287,7 +319,10 @@ class Source:
                 shipped = self._ship(cut)
                 digest, outputs = shipped.digest, shipped.names_at(cut)
         extraction = Extraction(given.samples.url, given.pipeline, digest, boundary, plan.precision, plan.codec,
-                                plan.compression, plan.node_batch, outputs)  # fmt: skip
+                                plan.compression, plan.node_batch, outputs, plan.engine)  # fmt: skip
+        if digest is not None and plan.precision != FULL:
+            with given.progress.step(f"calibrating the prefix for {plan.precision}"):
+                extraction = calibrated(extraction, given.samples, given.seed, given.clients, given.holdings)
         inline, workers = None, dict[str, Worker]()
         if not given.clients:
             prefix = _torch_prefix(given.captured, cut) if plan.prefix == "storage" else None

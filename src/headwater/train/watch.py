@@ -56,7 +56,7 @@ class _Reading:
     waited_s: float
     received: dict[str, int]
     read_bytes: int
-    busy: dict[str, tuple[float, float]]  # per node: compute-seconds, rows
+    busy: dict[str, tuple[float, float, float]]  # per node: compute-seconds, rows made, rows sent from its cache
 
 
 class Watch:
@@ -73,6 +73,7 @@ class Watch:
         codecs: tuple[str, ...],
         measure_here: Callable[[], tuple[Link | None, float | None]],
         check_cut: Callable[[int], None] = lambda index: None,
+        precisions: tuple[str, ...] = ("fp32",),
     ) -> None:
         """`check_cut` raises if what is in front of a cut is no longer what it was when the job began."""
         self._source = source
@@ -81,6 +82,7 @@ class Watch:
         self._profile = profile
         self._size = replace(size, num_epochs=1)
         self._codecs = codecs
+        self._precisions = precisions
         self._measure_here = measure_here
         self._check_cut = check_cut
         self._try_every_s = TRY_AFTER_S
@@ -159,7 +161,8 @@ class Watch:
                     said = client.hello()["busy"]
                 except HeadwaterError:
                     continue  # away, or behind a link that is full: what it sends still counts
-                busy[client.name] = float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"])
+                busy[client.name] = (float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"]),
+                                     float(said.get("num_cache_hits", 0)))  # fmt: skip
         return _Reading(
             time.perf_counter(),
             self._source.num_chunks,
@@ -185,8 +188,10 @@ class Watch:
 
     def _made(self, name: str, before: _Reading, now: _Reading) -> float | None:
         """Rows a second that the node's cores could make, from how long its threads took for those they made."""
-        busy_s, rows = (late - early for late, early in zip(now.busy[name], before.busy[name], strict=True))
+        busy_s, rows, kept = (late - early for late, early in zip(now.busy[name], before.busy[name], strict=True))
         if rows < 1 or busy_s <= 0:
+            return None
+        if kept:  # what it makes beside kept rows comes in small groups, which cost more a row than planned
             return None
         return self._replanner.node_rows_per_s(name, busy_s / rows, self._threads[name])
 
@@ -239,7 +244,7 @@ class Watch:
     def _compare(self, plan: Plan, rig: Rig) -> tuple[Estimate, Estimate]:
         """What the plan takes on this rig, and what the best one takes there."""
         found = search(self._open_cuts(), self._profile, rig, replace(self._size, counts_setup=not self._placed),
-                       codecs=self._codecs)  # fmt: skip
+                       codecs=self._codecs, precisions=self._precisions)  # fmt: skip
         return estimate(plan, self._cuts, self._profile, rig, self._size), found.best
 
     def _is_placed(self) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headwater.data.layouts import folders, table, tars
+from headwater.data.layouts import folders, shards, table, tars
 from headwater.data.layouts.listing import Listing, list_one, list_store
 from headwater.data.samples import Samples
 from headwater.data.store import Store, full_url, open_store, redact, split_url
 from headwater.errors import BadSampleError, ConfigError, DataError, EmptyDataError
 
-LAYOUTS = {"folders": folders.LOOKED_FOR, "table": table.LOOKED_FOR, "tars": tars.LOOKED_FOR}
+LAYOUTS = {"folders": folders.LOOKED_FOR, "table": table.LOOKED_FOR, "tars": tars.LOOKED_FOR,
+           "shards": shards.LOOKED_FOR}  # fmt: skip
 
 
 def list_samples(
@@ -25,7 +26,7 @@ def list_samples(
     label_column: str | int | None = None,
     on_page: Callable[[int], None] | None = None,
 ) -> Samples:
-    """List the data set at `url`: class folders, a manifest (its own URL), a .tar, or a folder of .tar.
+    """List the data set at `url`: class folders, a manifest (its own URL), a .tar, a folder of .tar, or a packed set.
 
     `layout` is "auto" or one of `LAYOUTS`. The columns are for manifests. `on_page` hears how many objects were seen
     so far, for progress.
@@ -43,13 +44,15 @@ def list_samples(
         store, name = _open_file(url, table.LOOKED_FOR)
         return table.read_table(list_store(store, on_page), name, path_column, label_column)
     if ending.endswith(".tar"):
-        if layout == "folders":
+        if layout in ("folders", "shards"):
             raise ConfigError(f"{shown}: a tar is not a folder; use layout='tars' or 'auto'")
         store, name = _open_file(url, tars.LOOKED_FOR)
         return tars.read_tars(list_one(store, name), on_page)
     listing = list_store(open_store(url), on_page)
     if layout == "auto":
         layout = _recognise(listing)
+    if layout == "shards":
+        return shards.read_shards(listing)
     return folders.read_folders(listing) if layout == "folders" else tars.read_tars(listing, on_page)
 
 
@@ -65,6 +68,8 @@ def _open_file(url: str, looked_for: str) -> tuple[Store, str]:
 
 
 def _recognise(listing: Listing) -> str:
+    if shards.is_packed(listing):
+        return "shards"
     num_pictures, num_tars = int(listing.pictures().sum()), int(listing.ending(".tar").sum())
     if num_pictures and num_tars:
         raise DataError(

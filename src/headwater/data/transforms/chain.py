@@ -20,6 +20,7 @@ from headwater.core.draw import Draw
 from headwater.core.spec import TensorSpec
 from headwater.data import transforms as table
 from headwater.data.decode import decode
+from headwater.data.shards.record import is_record, read_record
 from headwater.data.transforms.decodestep import Decode
 from headwater.data.transforms.op import Op, PictureOp, Size, ValueOp
 from headwater.data.transforms.tofloat import ToFloat
@@ -45,6 +46,7 @@ class Transforms:
         self._decode = steps[0]
         self._pictures = tuple((step, op) for step, op in enumerate(steps) if isinstance(op, PictureOp))
         self._values = tuple(op for op in steps if isinstance(op, ValueOp))
+        self._starts: dict[int, bytes] = {}
 
     def _check_place(self, place: int, op: Op) -> None:
         name, before = type(op).__name__, self.ops[:place]
@@ -92,6 +94,22 @@ class Transforms:
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def fixed_part(self) -> Transforms:
+        """The leading steps that give the same pixels every time: up to the first that is random or makes floats."""
+        ops: list[Op] = [self._decode]
+        for op in self.ops[1:]:
+            if not isinstance(op, PictureOp) or op.is_random:
+                break
+            ops.append(op)
+        return Transforms(ops)
+
+    def start_digest(self, num_steps: int) -> bytes:
+        """16 bytes that stand for the first steps, as a record of a shard names them."""
+        if num_steps not in self._starts:
+            text = json.dumps(self.to_json()[:num_steps], sort_keys=True, separators=(",", ":"))
+            self._starts[num_steps] = hashlib.sha256(text.encode()).digest()[:16]
+        return self._starts[num_steps]
+
     @property
     def is_random(self) -> bool:
         return any(op.is_random for _, op in self._pictures)
@@ -133,16 +151,32 @@ class Transforms:
         return values
 
     def pixels(self, data: Any, key: str, draw: Draw | None = None) -> np.ndarray:
-        """The picture part: from bytes (or an RGB picture) to uint8 height × width × 3."""
+        """The picture part: from bytes (or an RGB picture) to uint8 height × width × 3.
+
+        The bytes are a picture's file, or a record of a shard: then its steps are done, and the others follow.
+        """
         if draw is None:
             if self.is_random:
                 raise ConfigError(f"{key}: the transforms are random; give the sample's Draw(seed, epoch, id)")
             draw = Draw(0, 0, 0)
+        left = self._pictures
         if isinstance(data, Image.Image):
             image = data.convert("RGB")
+        elif is_record(data):
+            record = read_record(data, key)
+            if record.digest != self.start_digest(record.num_steps):
+                raise TransformError(
+                    f"{key} was packed with other transforms than these, which begin with "
+                    f"{', '.join(type(op).__name__ for op in self.ops[: record.num_steps])}; pack the source again "
+                    "with the transforms that you train with"
+                )
+            left = tuple((step, op) for step, op in left if step >= record.num_steps)
+            if not left:
+                return record.pixels
+            image = Image.fromarray(record.pixels)
         else:
             image = decode(data, key, exif=self._decode.exif, max_pixels=self._decode.max_pixels)
-        for step, op in self._pictures:
+        for step, op in left:
             try:
                 image = op.apply(image, draw.stream(step))
             except ValueError as error:

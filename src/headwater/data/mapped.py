@@ -1,0 +1,80 @@
+"""Files of this machine as memory. Owns `Maps`: a few mappings, each of a file as it was when it was mapped.
+
+A file that was replaced or changed since is mapped anew. Who writes shards never changes one in place: a file that is
+cut short under a mapping ends the process that looks at it (SIGBUS), and no check just before can quite rule that out;
+so does a part of it that the disk can't read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+# Before Python 3.13 each mapping holds a file descriptor, and a process often gets no more than 1,024.
+MAX_MAPS = 4096 if sys.version_info >= (3, 13) else 256
+MAX_CHECKED = 4096  # files of which it is known what was checked; for a shard of 64 MB that is about 30 KB (estimated)
+_T = TypeVar("_T")
+State = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A file's bytes. `checked` is for whoever checks parts of it: the places that were found to be whole."""
+
+    view: memoryview
+    etag: str
+    checked: set[int]
+
+
+class Maps:
+    """Mappings by path; the one that was used longest ago goes when there are too many.
+
+    What was checked of a file is still known when it is mapped again, as long as nobody wrote to it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._maps: OrderedDict[str, tuple[State, Mapped]] = OrderedDict()
+        self._checked: OrderedDict[str, tuple[State, set[int]]] = OrderedDict()
+
+    def get(self, path: str, etag: Callable[[], str]) -> Mapped:
+        """The file at `path` as it is now; `etag` is asked when it has to be mapped. Raises OSError."""
+        state = _state(os.stat(path))
+        with self._lock:
+            if path in self._maps and self._maps[path][0] == state:
+                self._maps.move_to_end(path)
+                return self._maps[path][1]
+        with open(path, "rb") as file:
+            state = _state(os.fstat(file.fileno()))
+            view, named = memoryview(_map(file.fileno()) if state[1] else b""), etag()
+        with self._lock:
+            known, checked = self._checked.get(path, (state, set()))
+            mapped = Mapped(view, named, checked if known == state else set())
+            _put(self._checked, path, (state, mapped.checked), MAX_CHECKED)
+            _put(self._maps, path, (state, mapped), MAX_MAPS)
+        return mapped
+
+
+def _put(kept: OrderedDict[str, _T], path: str, value: _T, most: int) -> None:
+    """As the newest of at most so many."""
+    kept[path] = value
+    kept.move_to_end(path)
+    while len(kept) > most:
+        kept.popitem(last=False)
+
+
+def _state(found: os.stat_result) -> State:
+    """Differs once a file was replaced or written to."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _map(descriptor: int) -> mmap.mmap:
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ, trackfd=False)
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)

@@ -1,0 +1,66 @@
+"""ONNX Runtime: the engine that every node has, and the yardstick for the others. Owns what a session is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+PROFILE_RUNS = 5
+# Taken where this build of ONNX Runtime has them, the first first; what they can't run goes to the next. Only the CPU's
+# was ever tried by us.
+_PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
+
+
+class OnnxRuntime:
+    """One model in one session."""
+
+    def __init__(self, model: bytes, *, threads: int = 1, profile: str | None = None) -> None:
+        """`profile` names a file for ONNX Runtime's own timing of each kernel; see `kernels`."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        # ONNX and nothing else: left alone, ONNX Runtime also takes a format of its own that `check_self_contained`
+        # can't look into.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
+        # Threads that wait for work would keep decoders off their cores.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.log_severity_level = 4  # errors come back as exceptions; the log would only repeat them
+        if profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = profile
+        here = ort.get_available_providers()
+        self._session = ort.InferenceSession(model, options, providers=[name for name in _PROVIDERS if name in here])
+        self.inputs: Sequence[str] = [each.name for each in self._session.get_inputs()]
+        self.outputs: Sequence[str] = [each.name for each in self._session.get_outputs()]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Of the first input, without its batch."""
+        return tuple(self._session.get_inputs()[0].shape[1:])
+
+    def run(self, rows: np.ndarray) -> Sequence[np.ndarray]:
+        result: Sequence[np.ndarray] = self._session.run(self.outputs, {self.inputs[0]: rows})
+        return result
+
+    def kernels(self, rows: np.ndarray) -> list[list[Any]]:
+        """[name, seconds] of every kernel for these rows, in the order they ran; ends the profile.
+
+        The clock is the wall's, and others may use the core: each kernel's shortest time of several runs is taken.
+        """
+        for _ in range(PROFILE_RUNS):
+            self.run(rows)
+        events = json.loads(Path(self._session.end_profiling()).read_text())
+        ran = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
+        size = len(ran) // PROFILE_RUNS
+        runs = [ran[start : start + size] for start in range(0, size * PROFILE_RUNS, size)]
+        return [
+            [each[0]["name"].removesuffix("_kernel_time"), min(event["dur"] for event in each) / 1e6]
+            for each in zip(*runs, strict=True)
+        ]

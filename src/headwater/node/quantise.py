@@ -1,0 +1,172 @@
+"""int8 prefixes: the ranges of values that samples give, and the file that is made with them.
+
+Owns both steps. They run in a child process (`python -m headwater.node.quantise`): the package `onnx`, which writes the
+file, never gets into the node. The file is ONNX as before, with each weight and each value in front of an operator
+rounded to 8 bits ("QDQ"); engines turn these into integer kernels. Weights have a scale for each channel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwater.core.draw import Draw
+from headwater.data import wire
+from headwater.data.cores import cpu_flags
+from headwater.data.shards.reading import read_sample
+from headwater.data.store import open_store
+from headwater.errors import BadSampleError, HeadwaterError, RefusedError
+from headwater.node.child import read_request
+from headwater.node.onnxfile import check_self_contained, up_to
+
+Ranges = Mapping[str, tuple[float, float]]  # of each value in the file: lowest, highest
+
+_ROWS = 8  # that are calibrated on at once
+# Operators with integer kernels, and those that only pass values on: left out, values would be converted around them.
+_OPERATORS = ("Conv", "Gemm", "MatMul", "Add", "Relu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat",
+              "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")  # fmt: skip
+_VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
+
+
+def has_vnni() -> bool:
+    """Whether the CPU multiplies and adds bytes in one step."""
+    return bool(_VNNI & cpu_flags())
+
+
+def calibrate(chunk: wire.Chunk, model: bytes) -> dict[str, list[float]]:
+    """The range of every value in this model on these samples."""
+    from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
+
+    check_self_contained(model)
+    rows = list(_rows(chunk))
+    if len(rows) < wire.MIN_CALIBRATION:
+        raise RefusedError(
+            f"int8 is calibrated on at least {wire.MIN_CALIBRATION} samples, and {len(rows)} of {len(chunk.samples)} "
+            "could be read; use fp32, or more pictures"
+        )
+
+    class Reader:
+        batches = (np.stack(rows[start : start + _ROWS]) for start in range(0, len(rows), _ROWS))
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            batch = next(self.batches, None)
+            return None if batch is None else {name: batch}
+
+    with tempfile.TemporaryDirectory(prefix="headwater-int8-") as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(model)
+        calibrator = create_calibrator(path, augmented_model_path=str(Path(folder) / "augmented.onnx"),
+                                       calibrate_method=CalibrationMethod.MinMax)  # fmt: skip
+        (name,) = (each.name for each in calibrator.infer_session.get_inputs())
+        calibrator.collect_data(Reader())
+        found = calibrator.compute_data()
+    ranges = {name: [float(np.min(each.lowest)), float(np.max(each.highest))] for name, each in found.items()}
+    return {name: pair for name, pair in ranges.items() if np.isfinite(pair).all()}
+
+
+def quantise(model: bytes, ranges: Ranges, outputs: list[str] | None) -> bytes:
+    """The part of this model that gives `outputs`, as an int8 model."""
+    import onnx
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
+    from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+
+    check_self_contained(model)
+    if outputs is not None:
+        model = up_to(model, outputs)
+    graph = onnx.shape_inference.infer_shapes(onnx.load_from_string(_folded(model)))
+    known = TensorsData(CalibrationMethod.MinMax, {
+        name: (np.array(low, np.float32), np.array(high, np.float32)) for name, (low, high) in ranges.items()
+    })  # fmt: skip
+    quantizer = QDQQuantizer(
+        graph,
+        per_channel=True,
+        # Without VNNI two products of 8 bits are added in 16, which 8-bit weights can overflow; 7-bit ones can't.
+        reduce_range=not has_vnni(),
+        weight_qType=QuantType.QInt8,
+        activation_qType=QuantType.QUInt8,
+        tensors_range=known,
+        nodes_to_quantize=[],
+        nodes_to_exclude=_left_in_float(graph, set(ranges)),
+        op_types_to_quantize=list(_OPERATORS),
+        extra_options={},
+    )
+    quantizer.quantize_model()
+    result: bytes = quantizer.model.model.SerializeToString()
+    return result
+
+
+def _folded(model: bytes) -> bytes:
+    """With batch-norms in the convolutions before them, and constants computed: ONNX Runtime does it as it loads."""
+    import onnxruntime as ort
+
+    with tempfile.TemporaryDirectory(prefix="headwater-int8-") as folder:
+        path = Path(folder) / "folded.onnx"
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(path)
+        options.add_session_config_entry("session.load_model_format", "ONNX")
+        options.log_severity_level = 4
+        ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return path.read_bytes()
+
+
+def _left_in_float(graph: Any, ranges: set[str]) -> list[str]:
+    """What stays as it is: the first convolution, products of two values, and whatever touches one of unknown range."""
+    weights = {each.name for each in graph.graph.initializer}
+    excluded = []
+    first = True
+    for number, node in enumerate(graph.graph.node):
+        if not node.name:
+            node.name = f"node_{number}"
+        unknown = [name for name in (*node.input, *node.output) if name and name not in weights and name not in ranges]
+        of_two_values = node.op_type == "MatMul" and node.input[1] not in weights  # attention: not worth its error
+        if unknown or of_two_values or (first and node.op_type == "Conv"):
+            excluded.append(node.name)
+        first = first and node.op_type != "Conv"
+    return excluded
+
+
+def _rows(chunk: wire.Chunk) -> Iterator[np.ndarray]:
+    """The samples as the prefix gets them; those that can't be read are left out."""
+    want = chunk.extraction
+    store = open_store(want.url)
+    spec = want.transforms.output_spec
+    for ref in chunk.samples:
+        row = np.empty(spec.shape, spec.dtype)
+        try:
+            want.transforms.apply(read_sample(store, ref), ref.key, Draw(chunk.seed, chunk.epoch, ref.id), out=row)
+        except BadSampleError:
+            continue
+        yield row
+
+
+def main() -> None:
+    """The child. Asked with samples it answers with ranges; asked with ranges it writes the file."""
+    asked = json.loads(read_request())
+    answer: dict[str, Any] = {}
+    try:
+        model = Path(asked["path"]).read_bytes()
+        if "request" in asked:
+            request = wire.loads(asked["request"].encode())
+            assert isinstance(request, wire.Calibrate)
+            answer["ranges"] = calibrate(request.chunk, model)
+        else:
+            Path(asked["target"]).write_bytes(quantise(model, asked["ranges"], asked["outputs"]))
+    except HeadwaterError as error:
+        answer["error"] = wire.error_to_wire(error).decode()
+    except Exception as error:
+        refused = RefusedError(f"the prefix can't be made int8: {str(error)[:300]}; use fp32")
+        answer["error"] = wire.error_to_wire(refused).decode()
+    print(json.dumps(answer), flush=True)
+    os._exit(0)  # the thread that waits for the end of the input need not be waited for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""Tries engines on a prefix when it is first used, and keeps what was found on disk.
+
+Owns the clock and the child process around `core.tuning`, which decides. Trials run in a child
+(`python -m headwater.node.tuning`), so that the node's memory and threads stay clean, and so that an engine that breaks
+takes nobody along. They take about `BUDGET_S` in all, one prefix at a time. What was found is kept for each prefix, its
+outputs, its precision and this machine (with its cores and the versions of its engines); a record that is damaged, of
+anything else, or older than `KEPT_S`, is measured again. An engine that ended its process, or took too long, is left
+out until the node starts again, and nothing is kept then. For other outputs of the same file, which are other cuts of
+the same model, what was best for the first is tried alone: a job that changes its cut in the middle of an epoch should
+not stand still for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwater.core.tuning import AUTO, TRIAL_S, Candidate, Trial, Tuned, Tuner, choose, fault_of, trials_from_json
+from headwater.core.tuning import trials_to_json as to_json
+from headwater.data.cores import machine, usable_cores
+from headwater.errors import ConfigError, RefusedError
+from headwater.node import engines
+from headwater.node.child import Children, Ended, read_request
+from headwater.node.engine import first_line
+from headwater.node.onnxfile import check_self_contained, up_to
+
+log = logging.getLogger(__name__)
+
+BUDGET_S = 4.0
+_END_AFTER_S = 60.0  # a child that is stuck; a slow device needs some time for even one trial
+TOLERANCE = 1e-4  # of the largest value: what rows may differ from ONNX Runtime's
+MAX_RECORDS = 1000
+KEPT_S = 30 * 24 * 3600.0
+FORMAT = "headwater-tuning 1"
+_STOPPING = "the node is stopping; ask again once it is back"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is tuned: the prefix by its digest, which of its outputs, and the precision."""
+
+    digest: str
+    outputs: tuple[str, ...] | None
+    precision: str
+
+
+class Tuning:
+    """Records in `folder`. `num_threads` groups run on the node at once."""
+
+    def __init__(self, folder: Path, num_threads: int, budget_s: float = BUDGET_S) -> None:
+        self._folder = folder
+        self._cores = max(1, min(num_threads, int(usable_cores())))
+        self._budget_s = budget_s
+        self._known: dict[Subject, tuple[Trial, ...]] = {}
+        self._children = Children()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+
+    def tuned(self, subject: Subject, path: Path, outputs: Sequence[str] | None, engine: str = AUTO) -> Tuned:
+        """How to run this prefix, tried now if nothing is known. `path` and `outputs` say where it is.
+
+        RefusedError if the engine that is pinned can't run it.
+        """
+        trials = self._known.get(subject) or self._read(subject)
+        able = engines.engines_for(subject.precision)
+        if trials is None:
+            alike = choose(self._read_alike(subject) or ())
+            trials = self._try(subject, path, outputs, able, alike.candidate if alike else None)
+            self._write(subject, trials)
+        if engine != AUTO and not any(each.candidate.engine == engine and not each.ended for each in trials):
+            others = tuple(each for each in trials if each.candidate.engine != engine)
+            trials = others + self._try(subject, path, outputs, (engine,))
+            self._write(subject, trials)
+        with self._lock:
+            self._known[subject] = trials
+        found = choose(trials, engine)
+        if found is not None:
+            return found
+        if engine != AUTO:
+            fault = fault_of(trials, engine) or "its trial did not end"
+            raise RefusedError(f"{engine} can't run this prefix: {fault}; set the plan's engine to \"auto\"")
+        faults = "; ".join(dict.fromkeys(f"{each.candidate.engine}: {each.fault}" for each in trials if each.fault))
+        return Tuned(Candidate(able[0]), trials, f"no trial succeeded ({faults or 'the log of the node says more'})")
+
+    def close(self) -> None:
+        """End what is being tried."""
+        self._children.close()
+
+    def _try(
+        self,
+        subject: Subject,
+        path: Path,
+        outputs: Sequence[str] | None,
+        able: Sequence[str],
+        like: Candidate | None = None,
+    ) -> tuple[Trial, ...]:
+        asked = {
+            "path": str(path),
+            "outputs": None if outputs is None else list(outputs),
+            "precision": subject.precision,
+            "engines": list(able),
+            "like": None if like is None else asdict(like),
+            "cores": self._cores,
+            "budget_s": self._budget_s,
+        }
+        with self._turn:  # another one's trials beside these would make them say something else
+            if self._children.closed:
+                raise RefusedError(_STOPPING)
+            within_s = self._budget_s + _END_AFTER_S
+            ended = self._children.run("headwater.node.tuning", json.dumps(asked).encode(), within_s)
+        if self._children.closed:
+            raise RefusedError(_STOPPING)
+        trials = _told(ended)
+        for engine in dict.fromkeys(each.candidate.engine for each in trials):
+            if fault := fault_of(trials, engine):
+                log.warning("%s can't be used for prefix %s: %s", engine, subject.digest[:12], fault)
+        if not trials:
+            log.warning("no engine could be tried for prefix %s: what tries them %s\n%s", subject.digest[:12], ended,
+                        ended.errors)  # fmt: skip
+        broken = {each.candidate.engine for each in trials if each.ended}
+        left = [each for each in able if each not in {trial.candidate.engine for trial in trials}]
+        if broken and left:
+            trials += self._try(subject, path, outputs, left)
+        return trials
+
+    def _path(self, subject: Subject) -> Path:
+        about = self._about(subject)
+        outputs = about.pop("outputs")
+        return self._folder / f"{_short_digest(about)}-{_short_digest(outputs)}.json"
+
+    def _about(self, subject: Subject) -> dict[str, Any]:
+        outputs = None if subject.outputs is None else list(subject.outputs)
+        return {**asdict(subject), "outputs": outputs, "machine": f"{machine()}, {self._cores} cores",
+                "engines": engines.versions()}  # fmt: skip
+
+    def _read_alike(self, subject: Subject) -> tuple[Trial, ...] | None:
+        """What is kept for other outputs of the same file."""
+        beside = self._path(subject).name.partition("-")[0]
+        for path in sorted(self._folder.glob(f"{beside}-*.json")):
+            with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+                outputs = json.loads(path.read_bytes())["about"]["outputs"]
+                other = replace(subject, outputs=None if outputs is None else tuple(outputs))
+                if trials := self._read(other):
+                    return trials
+        return None
+
+    def _read(self, subject: Subject) -> tuple[Trial, ...] | None:
+        path = self._path(subject)
+        try:
+            kept = json.loads(path.read_bytes())
+            if time.time() - path.stat().st_mtime > KEPT_S:
+                return None
+            if kept["format"] != FORMAT or kept["about"] != self._about(subject):
+                raise ConfigError("it is of something else")
+            trials = trials_from_json(kept["trials"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, ConfigError) as error:
+            log.warning("trying engines again: the record that was kept can't be used (%s)", error)
+            return None
+        return trials if choose(trials) else None
+
+    def _write(self, subject: Subject, trials: Sequence[Trial]) -> None:
+        """Whole or not at all. Without it the next start tries again, so a full disk is no reason to stop."""
+        if choose(trials) is None or any(each.ended for each in trials):
+            return
+        said = {"format": FORMAT, "about": self._about(subject), "trials": to_json(trials)}
+        path = self._path(subject)
+        scratch = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            scratch.write_text(json.dumps(said))
+            scratch.replace(path)
+            kept = sorted(self._folder.iterdir(), key=lambda each: each.stat().st_mtime)
+            for old in kept[:-MAX_RECORDS]:
+                old.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("what was found about engines can't be kept: %s", error)
+            with contextlib.suppress(OSError):
+                scratch.unlink(missing_ok=True)
+
+
+def _short_digest(about: Any) -> str:
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
+
+
+def _told(ended: Ended) -> tuple[Trial, ...]:
+    """The trials that a child has told of; what it was at when it died is a fault."""
+    trials: list[Trial] = []
+    trying = None
+    for line in ended.said.splitlines():
+        try:
+            said = json.loads(line)
+            if "trying" in said:
+                trying = Candidate(**said["trying"])
+            else:
+                trials += trials_from_json([said])
+                trying = None
+        except (ValueError, TypeError, ConfigError):
+            continue  # cut short, or an engine's own words
+    if trying is not None and ended.code != 0:
+        trials.append(Trial(trying, fault=f"the process that tried it {ended}", ended=True))
+    return tuple(trials)
+
+
+def main() -> None:
+    """The child: a request on standard input, a line of JSON before and after each trial on standard output."""
+    asked = json.loads(read_request())
+    said = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an engine prints is not ours
+    begin = time.perf_counter()
+    model = Path(asked["path"]).read_bytes()
+    check_self_contained(model)
+    if asked["outputs"] is not None:
+        model = up_to(model, asked["outputs"])
+    bench = _Bench(model, asked["cores"], asked["precision"])
+    like = asked["like"]
+    tuner = Tuner(asked["engines"], asked["cores"], None if like is None else Candidate(**like))
+    while (candidate := tuner.next(asked["budget_s"] - (time.perf_counter() - begin))) is not None:
+        print(json.dumps({"trying": asdict(candidate)}), file=said, flush=True)
+        trial = bench.trial(candidate)
+        tuner.record(trial)
+        print(json.dumps(to_json([trial])[0]), file=said, flush=True)
+    said.flush()
+    os._exit(0)  # engines' threads need not be waited for
+
+
+class _Bench:
+    """One session at a time, as it would run on the node: several groups at once, or one on all cores."""
+
+    def __init__(self, model: bytes, cores: int, precision: str) -> None:
+        from headwater.node.engines.ort import OnnxRuntime
+
+        self._model = model
+        self._cores = cores
+        self._precision = precision
+        reference = OnnxRuntime(model)
+        shape = reference.row_shape
+        if not all(isinstance(each, int) for each in shape):
+            raise RefusedError(f"the prefix takes rows of no fixed shape ({shape}); only their number may vary")
+        # Normalised pictures have values of about this range, and neighbours that are alike.
+        coarse = np.random.default_rng(0).normal(size=(2, *shape)).clip(-2.5, 2.5)
+        self._rows = np.cumsum(coarse, axis=-1, dtype=np.float32)
+        self._rows /= max(1e-6, float(np.abs(self._rows).max()) / 2.5)
+        self._expected = reference.run(self._rows)
+        self._session: engines.Session | None = None
+        self._way: tuple[str, int] | None = None
+
+    def trial(self, candidate: Candidate) -> Trial:
+        try:
+            if self._way != (candidate.engine, candidate.threads):
+                self._session = self._way = None  # memory for one at a time
+                self._session = engines.load(candidate.engine, self._model, threads=candidate.threads,
+                                             at_once=self._cores, precision=self._precision)  # fmt: skip
+                self._check(self._session)
+                self._way = candidate.engine, candidate.threads
+            assert self._session is not None
+            return Trial(candidate, self._rate(self._session, candidate))
+        except Exception as error:
+            return Trial(candidate, fault=first_line(error))
+
+    def _check(self, session: engines.Session) -> None:
+        """At full precision every engine gives the rows that ONNX Runtime gives. Others state their error elsewhere."""
+        found = session.run(self._rows)
+        for tensor, wanted in zip(found, self._expected, strict=True):
+            if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
+                raise RefusedError(f"it gives {tensor.dtype}{tensor.shape}, not {wanted.dtype}{wanted.shape}")
+            if self._precision != "fp32" or not wanted.size:
+                continue
+            off = float(np.abs(tensor.astype(np.float64) - wanted).max())
+            if not off <= TOLERANCE * max(1e-6, float(np.abs(wanted).max())):
+                raise RefusedError(f"its rows differ from ONNX Runtime's by up to {off:.2g}")
+
+    def _rate(self, session: engines.Session, candidate: Candidate) -> float:
+        """Rows a second of the whole node."""
+        rows = np.resize(self._rows, (candidate.batch, *self._rows.shape[1:]))
+        rates: list[float] = []
+        faults: list[Exception] = []
+        together = threading.Barrier(self._cores if candidate.threads == 1 else 1)
+
+        def work() -> None:
+            try:
+                session.run(rows)
+                together.wait(timeout=_END_AFTER_S)
+                start, runs = time.perf_counter(), 0
+                while runs < 2 or time.perf_counter() - start < TRIAL_S:
+                    session.run(rows)
+                    runs += 1
+                rates.append(runs * len(rows) / (time.perf_counter() - start))
+            except Exception as error:
+                faults.append(error)
+                together.abort()
+
+        workers = [threading.Thread(target=work, daemon=True) for _ in range(together.parties)]
+        for each in workers:
+            each.start()
+        for each in workers:
+            each.join()
+        if faults:
+            raise next((each for each in faults if not isinstance(each, threading.BrokenBarrierError)), faults[0])
+        return float(sum(rates))
+
+
+if __name__ == "__main__":
+    main()
