@@ -157,3 +157,26 @@ def test_openvino_sends_no_records_of_its_use():
             "assert 'openvino' in sys.modules\n"
             "assert sys.modules['openvino_telemetry'] is None\n")  # fmt: skip
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_first_runs_of_openvino_may_come_from_many_threads_at_once(build, tmp_path):
+    """In a fresh process, where nothing has made its tables of element types yet."""
+    pytest.importorskip("openvino")
+    (tmp_path / "model.onnx").write_bytes(build.model())
+    code = """
+import pathlib, sys, threading
+import numpy as np
+from headwater.core.spec import TensorSpec
+from headwater.core.tuning import Candidate
+from headwater.node.engine import Engine
+engine = Engine(pathlib.Path(sys.argv[1]).read_bytes(), way=Candidate("openvino", 1, 4), at_once=8)
+barrier = threading.Barrier(8)
+def work():
+    barrier.wait()
+    engine.run(np.zeros((4, 3, 8, 8), np.float32), (TensorSpec("mean", (3,), "float32"),))
+threads = [threading.Thread(target=work) for _ in range(8)]
+for each in threads: each.start()
+for each in threads: each.join()
+"""
+    for _ in range(3):  # without care it hangs in most
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "model.onnx")], check=True, timeout=60)

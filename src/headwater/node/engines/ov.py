@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import queue
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ import numpy as np
 
 # What it computes in; without the hint it would take bf16 by itself on a CPU that has it.
 _COMPUTE_IN = {"fp32": "f32", "int8": "f32", "fp16": "f16", "bf16": "bf16"}
+
+
+_SETTLING = threading.Lock()
 
 
 class OpenVino:
@@ -23,6 +27,7 @@ class OpenVino:
         import openvino
         from openvino.frontend import FrontEndManager
 
+        _settle(openvino)
         reader = FrontEndManager().load_by_framework("onnx")  # ONNX and nothing else
         graph = reader.convert(reader.load(io.BytesIO(model)))
         at_once = at_once if threads == 1 else 1
@@ -47,6 +52,18 @@ class OpenVino:
         finally:
             request._inputs_data = None  # or it would hold the group's buffer until its next run
             self._requests.put(request)
+
+
+def _settle(openvino: Any) -> None:
+    """Have it make its tables of element types now, in one thread.
+
+    Two threads that need them first at the same time wait for each other for ever: one has the interpreter, the other
+    the right to make the tables.
+    """
+    with _SETTLING:
+        tensor = openvino.Tensor(np.zeros(1, np.float32), shared_memory=True)
+        tensor.get_element_type().to_dtype()
+        assert tensor.data.dtype == np.float32
 
 
 def _name(port: Any) -> str:
