@@ -31,6 +31,7 @@ class Command:
     def __init__(self, folder):
         self.folder = folder
         (folder / "users_models.py").write_text(MODULE)
+        (folder / "breaks_as_it_is_imported.py").write_text('raise RuntimeError("no such operator")')
         path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
         self.env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 

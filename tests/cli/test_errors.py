@@ -83,6 +83,7 @@ def test_what_is_not_toml_is_refused(tmp_path, text):
         (("cuts", "users_models:tinny"), "close: tiny"),
         (("cuts", "users_models:not_a_model"), "gave int, not a torch module"),
         (("cuts", "users_models:explodes"), "ValueError: no weights here"),
+        (("cuts", "breaks_as_it_is_imported:model"), "RuntimeError: no such operator; does its build fit the torch"),
         (("cuts", "users_models:tiny", "--until", "9"), "no such module"),
         (("serve", ".", "--listen", "0.0.0.0:0"), "say --open"),
         (("serve", ".", "--listen", "here"), "it must look like 127.0.0.1:8815"),
