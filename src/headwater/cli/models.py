@@ -34,8 +34,8 @@ def _call(module_name: str, function: str, name: str, *args: Any, **kwargs: Any)
     except ImportError as error:
         raise ConfigError(f"{name}: can't import {module_name} ({error}); install it, or check the name") from error
     except Exception as error:  # a torchvision that was built for another torch raises a RuntimeError
-        raise ConfigError(f"{name}: importing {module_name} failed with {type(error).__name__}: {str(error)[:300]}; does "
-                          "its build fit the torch that is installed?") from error  # fmt: skip
+        raise ConfigError(f"{name}: importing {module_name} failed with {type(error).__name__}: {str(error)[:300]}; "
+                          "does its build fit the torch that is installed?") from error  # fmt: skip
     if not callable(getattr(module, function, None)):
         close = difflib.get_close_matches(function, dir(module), n=3)
         hint = f"; close: {', '.join(close)}" if close else ""
