@@ -67,6 +67,8 @@ def test_every_legal_cut_gets_its_costs_in_one_pass(job):
     assert prefix[0] == 0
     assert all(prefix[a] <= prefix[b] for a, b in pairwise(legal))
     assert prefix[legal[-1]] > 0
+    pixels = found.profile.sizes.input_row_bytes
+    assert found.profile.node.row_bytes[legal[-1]] >= pixels + all_cuts[legal[-1]].row_bytes  # both are there at once
     assert found.profile.trainer.suffix_s[0] > found.profile.trainer.suffix_s[legal[-1]] > 0
     assert found.profile.sizes.sample_bytes == pytest.approx(samples.sizes.mean())
     assert found.rig.links[0].down_bytes_per_s > 1e6

@@ -7,6 +7,7 @@ kills the child and not the node. Seconds are CPU-seconds of one core; nothing h
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -34,7 +35,9 @@ from headwater.node.engine import Engine
 
 ROUNDS = 4  # one for each stage by itself, the others for all at once
 WARM_ROWS = 4
+_C = ctypes.CDLL(None)
 MEASURE_S = 1.5  # of CPU for the prefix; enough for two groups of a slow one, and many of a fast one
+GROUP_S = 0.75  # that a group of a slow prefix may take; fewer rows cost the same a row then
 
 
 @dataclass(frozen=True)
@@ -77,15 +80,19 @@ def probe(chunk: wire.Chunk, model: Model | None) -> dict[str, Any]:
     pixels = decoding.pixels
     rows = np.stack([pixels[number % len(pixels)] for number in range(want.node_batch)])
     values: Any = rows
+    engine = None
     if model is not None:
         values = want.transforms.finish(rows)
         found["finish_s"], _ = _per_row(lambda: want.transforms.finish(rows, values), len(rows))
-        tensors = _probe_prefix(found, model, values, want)
+        engine, tensors = _probe_prefix(found, model, values, want)
     decoding.burst()
     found["encode_s_per_byte"] = {
         name: cost for name, cost in _probe_codecs(values).items() if model is None or _can_hold(name, want, tensors)
     }
-    found["pipeline_s"], found["pipeline_cpu_s"] = _probe_pipeline(together or [chunk], store, model)
+    row_s = decoding.taken_s / decoding.count + float(found.get("prefix_s", 0.0))
+    most = max(want.node_batch, int(MEASURE_S / row_s))
+    together = [replace(each, samples=each.samples[:most]) for each in together or [chunk]]
+    found["pipeline_s"], found["pipeline_cpu_s"] = _probe_pipeline(together, store, engine)
     decoding.burst()
     found["decode_s"] = decoding.taken_s / decoding.count
     return found
@@ -123,14 +130,13 @@ class _Decoding:
         return True
 
 
-def _probe_pipeline(chunks: Sequence[wire.Chunk], store: Store, model: Model | None) -> tuple[float, float]:
+def _probe_pipeline(chunks: Sequence[wire.Chunk], store: Store, engine: Engine | None) -> tuple[float, float]:
     """Seconds and CPU-seconds a row with all stages at work at once, as a node does it, with one thread to compute.
 
     More than the sum of the stages: what threads cost each other, and what others take of the same cores (a store that
     runs beside the node).
     """
     want = chunks[0].extraction
-    engine = model.engine(want.precision) if model is not None else None
     run = partial(engine.run, boundary=want.boundary) if engine else None
     runs: list[tuple[float, float]] = []
     extractor = Extractor(1)
@@ -152,19 +158,27 @@ def _probe_pipeline(chunks: Sequence[wire.Chunk], store: Store, model: Model | N
     return wall[len(runs) // 2], cpu[len(runs) // 2]
 
 
-def _probe_prefix(found: dict[str, Any], model: Model, inputs: np.ndarray, want: wire.Extraction) -> Any:
+def _probe_prefix(
+    found: dict[str, Any], model: Model, inputs: np.ndarray, want: wire.Extraction
+) -> tuple[Engine, Sequence[np.ndarray]]:
     before = _resident_bytes()
     engine = model.engine(want.precision)
-    found["fixed_bytes"] = max(0, _resident_bytes() - before)
     engine.run(inputs[:1], want.boundary)  # lays out memory once, whatever the batch
+    found["fixed_bytes"] = max(0, _resident_bytes() - before)
+    start = time.process_time()
+    engine.run(inputs[:1], want.boundary)
+    most = int(GROUP_S / max(time.process_time() - start, 1e-6)) // model.way.batch * model.way.batch
+    inputs = inputs[: max(most, model.way.batch)]
     before = _reset_peak()
     engine.run(inputs, want.boundary)
-    # A group goes through in pieces of so many rows: the peak is of one.
-    found["row_bytes"] = max(0, _peak_bytes() - before) // min(len(inputs), model.way.batch)
-    found["prefix_s"], tensors = _per_row(lambda: engine.run(inputs, want.boundary), len(inputs), MEASURE_S)
+    # A group goes through in pieces of so many rows: the peak is of one, and of its first row it is known already.
+    more = min(len(inputs), model.way.batch) - 1
+    crosses = inputs[0].nbytes + sum(spec.row_bytes for spec in want.boundary)
+    found["row_bytes"] = max((_peak_bytes() - before) // max(more, 1), crosses)
+    found["prefix_s"], tensors = _per_row(lambda: engine.run(inputs, want.boundary), len(inputs), MEASURE_S, warm=True)
     with tempfile.TemporaryDirectory(prefix="headwater-probe-") as folder:
         found["kernels"] = Engine(model.data, model.outputs, profile=str(Path(folder) / "run")).kernels(inputs)
-    return tensors
+    return engine, tensors
 
 
 def _can_hold(codec: str, want: wire.Extraction, tensors: Any) -> bool:
@@ -190,19 +204,22 @@ def _probe_codecs(rows: np.ndarray) -> dict[str, float]:
     return costs
 
 
-def _per_row(work: Callable[[], Any], num_rows: int, at_least_s: float = 0.05) -> tuple[float, Any]:
-    """CPU-seconds a row, and the last result; the first run warms up and does not count."""
-    result = work()
+def _per_row(work: Callable[[], Any], num_rows: int, at_least_s: float = 0.05, warm: bool = False) -> tuple[float, Any]:
+    """CPU-seconds a row, and the last result; unless it is `warm`, the first run does not count."""
+    if not warm:
+        work()
     start, runs = time.process_time(), 0
     while runs < 2 or time.process_time() - start < at_least_s:
         result = work()
         runs += 1
-        if runs >= 2 and time.process_time() - start > at_least_s:
-            break
     return (time.process_time() - start) / (runs * num_rows), result
 
 
 def _resident_bytes() -> int:
+    """Without what was used once and is free again: loading an engine leaves much of that, and runs would seem to need
+    nothing because they find it there."""
+    if hasattr(_C, "malloc_trim"):  # of glibc
+        _C.malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

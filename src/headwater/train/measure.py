@@ -75,6 +75,11 @@ SETTLES = 0.3  # of the time of reading: connections are made, and a shaped link
 NO_DRIFT = 1.33  # decoding the same pictures took 2.45 to 3.05 ms each in six tries on one shared core (measured)
 MAX_DRIFT = 3.0  # more than this is no longer the same machine
 MAX_BATCH = 32  # a training batch beyond this costs the same a row, and more time to measure
+# That one run of the model may take here. Of a model as slow as to need this, a row costs the same with fewer rows:
+# what depends on their number (reading weights, starting kernels) is little beside the rest.
+PASS_S = 0.75
+LEAST_ROWS = 4
+ASK_S = 2.0  # that the chunk may take which is asked for as a job would; a row more than a group at least
 
 
 @dataclass(frozen=True)
@@ -325,7 +330,8 @@ def _profile(
         curves = _model_costs(captured, cuts, deepest, batch)
         local = _local_costs(pipeline, fetched, seed)
         receive_s_per_byte, send_s_per_byte = _byte_costs(client, link)
-        asked = replace(chunk, samples=refs[:NUM_ASKED])
+        num_asked = min(NUM_ASKED, max(NODE_BATCH + 1, int(ASK_S / max(float(found["pipeline_s"]), 1e-6))))
+        asked = replace(chunk, samples=refs[:num_asked])
         wire_s, receive_s_per_row = _wire_costs(client, asked, found, receive_s_per_byte)
     rows = sum(len(json.dumps(ref.to_json(), separators=(",", ":"))) + 1 for ref in refs) / len(refs)
     return Profile(
@@ -437,7 +443,7 @@ def _model_costs(captured: Captured, cuts: Sequence[Cut], deepest: Cut, batch: i
         torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype), device=device) for spec in shapes
     )
 
-    def step() -> None:
+    def step(tensors: tuple[torch.Tensor, ...]) -> None:
         output = near(Rows(tensors, deepest.index)) if deepest.index else near(*tensors)
         loss = sum(each.float().square().mean() for each in _tensors(output))
         if isinstance(loss, torch.Tensor) and loss.requires_grad:
@@ -445,7 +451,8 @@ def _model_costs(captured: Captured, cuts: Sequence[Cut], deepest: Cut, batch: i
 
     try:
         with torch.random.fork_rng(devices=[]):
-            behind_s = _cpu_s(step) / batch
+            rows = _enough_rows(lambda: step(_first(tensors)), batch)
+            behind_s = _cpu_s(lambda: step(_first(tensors, rows))) / rows
     finally:  # running statistics and gradients as they were
         with torch.no_grad():
             for tensor, kept in state:
@@ -459,10 +466,26 @@ def _model_costs(captured: Captured, cuts: Sequence[Cut], deepest: Cut, batch: i
     )
     prefix = prefix_module(captured, deepest)
     with torch.inference_mode():
-        whole_s = _cpu_s(lambda: prefix(*inputs)) / batch
-    # With as many rows as in training: with fewer, layers that cost by their weights or their number seem too dear.
+        # As many rows as in training where there is time: with fewer, layers that cost by their weights or their number
+        # seem too dear.
+        rows = _enough_rows(lambda: prefix(*_first(inputs)), batch)
+        inputs = _first(inputs, rows)
+        whole_s = _cpu_s(lambda: prefix(*inputs)) / rows
     curve = spread(whole_s, time_places(captured, inputs, deepest.index))
     return tuple(behind_s + whole_s - each for each in curve) + (None,) * (len(cuts) - len(curve))
+
+
+def _first(tensors: tuple[torch.Tensor, ...], rows: int = LEAST_ROWS) -> tuple[torch.Tensor, ...]:
+    return tuple(each[:rows] for each in tensors)
+
+
+def _enough_rows(work: Callable[[], Any], batch: int) -> int:
+    """How many rows to measure with, from the time that `LEAST_ROWS` take; `batch` at most."""
+    work()
+    start = time.process_time()
+    work()
+    row_s = (time.process_time() - start) / LEAST_ROWS
+    return min(batch, max(LEAST_ROWS, int(PASS_S / max(row_s, 1e-9))))
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
@@ -624,7 +647,7 @@ def _wire_costs(
 ) -> tuple[float, float]:
     """From chunks that are really asked for: the node's CPU for one beyond its rows', and ours a row beyond bytes."""
     stopped = Event()
-    client.rows(chunk, stopped)  # loads the engine
+    client.rows(replace(chunk, samples=chunk.samples[:1]), stopped)  # loads the engine
     cpu = time.process_time()
     reply = client.rows(chunk, stopped)
     ours_s = max(0.0, time.process_time() - cpu - reply.num_bytes * receive_s_per_byte) / len(chunk.samples)
