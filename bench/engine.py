@@ -9,7 +9,8 @@ at the batch that suits it best of those tried; channels-last stands beside it. 
 upload, trials, calibration on samples, engine. Rounds go through all sides in turn; medians count.
 
 Weights are random but for EfficientNet-lite0, with batch-norms settled on the pictures, so that values have the range
-they have in a trained model. The head is a ridge regression on fp32 rows of some pictures, tried on others.
+they have in a trained model. The head is a ridge regression on fp32 rows of some pictures, tried on others; it tells
+apart what is in them.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def run(*, quick: bool, console: Console) -> Result:
 def _run(quick: bool, console: Console, scratch: Path) -> Result:
     names = QUICK if quick else tuple(HEADS)
     fitted, tried, rounds = (120, 120, 3) if quick else (300, 300, 7)
-    folder, what = pictures.folder(scratch / "data", fitted + tried)
+    folder, what = pictures.folder(scratch / "data", fitted + tried, num_classes=NUM_CLASSES)
     samples = list_samples(str(folder))
     peak = peak_flops()
     console.print(
@@ -115,7 +116,7 @@ def one_model(name: str, samples: Samples, prefixes: Prefixes, peak: float, fitt
     refs = tuple(samples.take(range(0, len(samples), max(1, len(samples) // NUM_CALIBRATION))))[:NUM_CALIBRATION]
     request = Calibrate(Chunk(extraction, "bench", 0, 0, 0, refs))
     int8 = Wanted(digest, None, "int8", calibration=request.digest)
-    agreement = cosine = 0.0
+    agreement = cosine = accuracy = 0.0
     quantised: Engine | None = None
     try:
         prefixes.calibrate(request)
@@ -128,7 +129,7 @@ def one_model(name: str, samples: Samples, prefixes: Prefixes, peak: float, fitt
         raise RuntimeError(f"{name}: rows differ from eager PyTorch's by {off:.2g} of the largest value")
     if quantised is not None:
         found = rows_of(lambda rows: quantised.run(rows, boundary), images)
-        agreement, cosine = agree(wanted, found, samples.labels, fitted)
+        agreement, cosine, accuracy = agree(wanted, found, samples.labels, fitted)
     ways = {each["precision"]: each for each in prefixes.in_use()}
     sides = [
         fastest("eager", eager(bare), images),
@@ -153,6 +154,7 @@ def one_model(name: str, samples: Samples, prefixes: Prefixes, peak: float, fitt
         ),
         "int8_agreement": agreement,
         "int8_cosine": cosine,
+        "head_accuracy": accuracy,
         "taken": "int8" if wins else "fp32",
         "fp32_way": way(ways["fp32"]),
         "int8_way": way(ways["int8"]) if "int8" in ways else refused,
@@ -225,19 +227,20 @@ def difference(found: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.abs(found - wanted).max() / max(1e-6, float(np.abs(wanted).max())))
 
 
-def agree(full: np.ndarray, reduced: np.ndarray, labels: np.ndarray, fitted: int) -> tuple[float, float]:
-    """On pictures the head has not seen: first choices that stay the same, and the mean cosine of rows."""
+def agree(full: np.ndarray, reduced: np.ndarray, labels: np.ndarray, fitted: int) -> tuple[float, float, float]:
+    """On pictures the head has not seen: first choices that stay the same, the mean cosine of rows, right choices."""
     order = np.random.default_rng(0).permutation(len(full))
     known, new = order[:fitted], order[fitted:]
     centre, scale = full[known].mean(0), full[known].std(0) + 1e-6
     inputs = np.concatenate([(full - centre) / scale, np.ones((len(full), 1))], 1).astype(np.float64)
     others = np.concatenate([(reduced - centre) / scale, np.ones((len(full), 1))], 1).astype(np.float64)
-    wanted = np.eye(NUM_CLASSES)[labels % NUM_CLASSES][known]
+    wanted = np.eye(NUM_CLASSES)[labels][known]
     gram = inputs[known] @ inputs[known].T
     weights = inputs[known].T @ np.linalg.solve(gram + 0.1 * np.trace(gram) / fitted * np.eye(fitted), wanted)
-    same = (inputs[new] @ weights).argmax(1) == (others[new] @ weights).argmax(1)
+    chosen = (inputs[new] @ weights).argmax(1)
+    same = chosen == (others[new] @ weights).argmax(1)
     cosines = (full * reduced).sum(1) / (np.linalg.norm(full, axis=1) * np.linalg.norm(reduced, axis=1) + 1e-12)
-    return float(same.mean()), float(cosines[new].mean())
+    return float(same.mean()), float(cosines[new].mean()), float((chosen == labels[new]).mean())
 
 
 def fastest(name: str, run: Callable[[np.ndarray], Any], images: np.ndarray) -> Side:
@@ -313,7 +316,8 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str, peak: float) -> 
         bound=f"the core's {peak / 1e9:.0f} GFLOP/s in a large matrix product, measured; fp32 reaches of it: {of_peak}",
         limited_by=limits(cases),
         notes=[
-            f"{what}; 224 px; random weights but for lite0; agreement is of a ridge head with {NUM_CLASSES} classes",
+            f"{what}; 224 px; random weights but for lite0; agreement is of a ridge head with {NUM_CLASSES} classes, "
+            "and head_accuracy is how often it is right on fp32 rows",
             f"engines on this machine: {engines.versions()}",
             f"int8 is not faster than fp32 for: {', '.join(slower) or 'none'}; faster but below "
             f"{100 * TOLERANCE:.0f} % agreement: {', '.join(apart) or 'none'}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -27,30 +28,38 @@ def grocery() -> Path | None:
     return path if path.is_dir() else None
 
 
-def folder(scratch: Path, num_pictures: int) -> tuple[Path, str]:
-    """`num_pictures` pictures in class folders below `scratch`, and what they are.
+def folder(scratch: Path, num_pictures: int, num_classes: int | None = None) -> tuple[Path, str]:
+    """`num_pictures` pictures in class folders below `scratch`, and what they are. With
+    `num_classes`, of the largest coarse classes (apples, milk, …) only, one folder for each.
 
     Real ones where the shared data is there; else noise over gradients, of a similar size.
     """
     target = scratch / "pictures"
     if (source := grocery()) is not None:
-        lines = (source / "train.txt").read_text().splitlines()
+        lines = _largest((source / "train.txt").read_text().splitlines(), num_classes)
         chosen = lines[:: max(1, len(lines) // num_pictures)][:num_pictures]
         for number, line in enumerate(chosen):
-            path, fine, _ = (part.strip() for part in line.split(","))
-            place = target / fine / f"{number:05d}.jpg"
+            path, fine, coarse = (part.strip() for part in line.split(","))
+            place = target / (fine if num_classes is None else coarse) / f"{number:05d}.jpg"
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes((source / path).read_bytes())
         return target, f"{len(chosen)} grocery JPEGs"
     generator = np.random.default_rng(0)
     for number in range(num_pictures):
-        place = target / str(number % 10) / f"{number:05d}.jpg"
+        place = target / str(number % (num_classes or 10)) / f"{number:05d}.jpg"
         place.parent.mkdir(parents=True, exist_ok=True)
         ramp = np.linspace(0, 200, 348)[:, None, None] + generator.integers(0, 55, (348, 348, 3))
         buffer = io.BytesIO()
         Image.fromarray(ramp.astype(np.uint8)).save(buffer, "JPEG", quality=75)
         place.write_bytes(buffer.getvalue())
     return target, f"{num_pictures} made-up JPEGs (the grocery pictures are not here)"
+
+
+def _largest(lines: list[str], num_classes: int | None) -> list[str]:
+    """Lines (`path, class, coarse class`) of the coarse classes with most of them."""
+    counts = Counter(line.rpartition(",")[2] for line in lines)
+    kept = {name for name, _ in counts.most_common(num_classes)}
+    return [line for line in lines if line.rpartition(",")[2] in kept]
 
 
 def lite0(num_classes: int) -> nn.Module:
