@@ -1,0 +1,136 @@
+"""How many rows each tenant of a node may run at once, so that all of them together stay within its memory.
+
+Owns the rule; who asks and who waits is the node's business. A tenant's memory is a line, measured: so many bytes
+however few rows, and so many more for each row of a group. What a larger group is good for is a curve, measured as
+well: rows a second at some group sizes. Nothing here knows a model.
+
+The rule.
+- Tenants come in the order of their arrival. Each gets in once one row of its group fits beside those before it; from
+  the first that does not, all wait, so nobody is overtaken for ever. One that could not run even alone does not hold up
+  the others: it is named apart.
+- A group never grows beyond what the tenant asked for, nor beyond where more rows bring less than `ENOUGH` allows.
+- What is left of the memory goes, row by row, to whoever is furthest from its best speed, by weight; who needs more for
+  its next row than is left keeps what it has, and the others go on. So nobody can get a row more without another, no
+  better off, having fewer (max-min fairness).
+
+What holds (tests/core/test_batching.py): the sum is within the budget; everyone who got in has a row; groups are within
+what was asked; no tenant is overtaken; nobody can be raised at the cost of those who are better off; more memory lowers
+the worst-off tenant never; the answer depends on nothing but the question.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+ENOUGH = 0.97  # of the best rate: as fast as clocks on a shared machine can tell apart
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one tenant needs and wants.
+
+    `rates` are rows a second at some group sizes, in any order; empty while nothing is measured.
+    """
+
+    name: str
+    fixed_bytes: int
+    row_bytes: int
+    wanted: int
+    weight: float = 1.0
+    rates: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.fixed_bytes >= 0
+        assert self.row_bytes >= 0
+        assert self.wanted >= 1
+        assert self.weight > 0
+        assert all(rows >= 1 and rate > 0 for rows, rate in self.rates)
+
+    def num_bytes(self, rows: int) -> int:
+        return self.fixed_bytes + rows * self.row_bytes
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Who may run groups of how many rows; who waits, the first of them first; and who can't run here at all."""
+
+    rows: Mapping[str, int]
+    waiting: tuple[str, ...]
+    too_large: tuple[str, ...]
+    used_bytes: int
+
+
+def share(demands: Sequence[Demand], budget_bytes: int) -> Shares:
+    """Divide the memory among tenants, given in the order of their arrival."""
+    assert len({each.name for each in demands}) == len(demands)
+    too_large = [each for each in demands if each.num_bytes(1) > budget_bytes]
+    able = [each for each in demands if each.num_bytes(1) <= budget_bytes]
+    left = budget_bytes
+    inside: list[Demand] = []
+    for each in able:
+        if each.num_bytes(1) > left:
+            break
+        left -= each.num_bytes(1)
+        inside.append(each)
+    rows = _fill(inside, left)
+    return Shares(
+        {each.name: count for each, count in zip(inside, rows, strict=True)},
+        tuple(each.name for each in able[len(inside) :]),
+        tuple(each.name for each in too_large),
+        sum(each.num_bytes(count) for each, count in zip(inside, rows, strict=True)),
+    )
+
+
+def _fill(inside: Sequence[Demand], left: int) -> list[int]:
+    """Groups of one row each, raised a row at a time."""
+    rows = [1] * len(inside)
+    most = [enough(each) for each in inside]
+    lowest = [(level(each, 1), place) for place, each in enumerate(inside)]
+    heapq.heapify(lowest)
+    while lowest:
+        _, place = heapq.heappop(lowest)
+        each = inside[place]
+        if rows[place] < most[place] and each.row_bytes <= left:
+            left -= each.row_bytes
+            rows[place] += 1
+            heapq.heappush(lowest, (level(each, rows[place]), place))
+    return rows
+
+
+def enough(demand: Demand) -> int:
+    """The fewest rows that bring nearly all the speed there is to have, within what is wanted."""
+    curve = _curve(demand)
+    best = _rate(curve, demand.wanted)
+    good = [rows for rows, rate in curve if rows <= demand.wanted and rate >= ENOUGH * best]
+    return min([*good, demand.wanted])
+
+
+def level(demand: Demand, rows: int) -> float:
+    """How near to its best speed a tenant is with groups of so many rows, from 0 to 1, by its weight."""
+    curve = _curve(demand)
+    return _rate(curve, rows) / _rate(curve, enough(demand)) / demand.weight
+
+
+def _curve(demand: Demand) -> list[tuple[int, float]]:
+    """What is known of rows a second by rows a group: rising, since a larger group may always go in pieces."""
+    if not demand.rates:
+        return [(demand.wanted, float(demand.wanted))]
+    best = 0.0
+    rising = []
+    for rows, rate in sorted(demand.rates):
+        best = max(best, rate)
+        rising.append((rows, best))
+    return rising
+
+
+def _rate(curve: Sequence[tuple[int, float]], rows: int) -> float:
+    """Between two points a straight line; before the first, one from nothing; behind the last, level."""
+    before = (0, 0.0)
+    for point in curve:
+        if rows <= point[0]:
+            part = (rows - before[0]) / (point[0] - before[0])
+            return before[1] + part * (point[1] - before[1])
+        before = point
+    return before[1]
