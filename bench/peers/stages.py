@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,14 @@ import obstore
 from obstore.store import from_url
 
 from bench.peers.common import BATCH, BUCKET, TRANSFORMS
+from headwater.core.tuning import BATCHES
+from headwater.node import engines
+from headwater.node.onnxfile import up_to
 
 READERS = 16  # requests under way; as many as a node and the plain loop have
 PASSES = 3
 SHARE_PASSES = 9
+FASTEST = 3  # ways to run the prefix that are timed in every round
 _ORDER = np.random.default_rng(0)
 
 
@@ -48,7 +52,7 @@ class Stages:
     near_read_s: float  # storage core: the store and who reads from it
     near_pixels_s: float  # storage core: decode and resize
     near_floats_s: float  # storage core
-    near_prefix_s: float  # storage core: ONNX Runtime, one thread
+    near_prefix_s: float  # storage core: the engine and number of rows that are fastest there, one thread
     store_s: float  # storage core: the store, for a picture that the trainer reads
     fetch_s: float  # trainer's core
     pixels_s: float  # trainer's core
@@ -134,20 +138,18 @@ class OnStorage:
         self._count = count
         self._prefix = Path(prefix).read_bytes()
         self._outputs = outputs
-        self._session = self._open(outputs[-1])
-        (self._input,) = (each.name for each in self._session.get_inputs())
+        # Every way in which a node would try it; the fastest few are timed again and again.
+        model_rows = np.zeros((BATCH, *self._transforms.output_spec.shape), np.float32)
+        sessions = [self._open(outputs[-1], engine) for engine in engines.available()]
+        ways = [(session, size) for session in sessions for size in BATCHES if size <= BATCH]
+        taken_s = [_median_s(partial(session.run, model_rows[:size]), 2) / size for session, size in ways]
+        self._ways = [way for _, way in sorted(zip(taken_s, ways, strict=True), key=lambda each: each[0])][:FASTEST]
 
     def __call__(self, do: str, **arguments: Any) -> Any:
         return getattr(self, do)(**arguments)
 
-    def _open(self, outputs: list[str]) -> Any:
-        import onnxruntime as ort
-
-        from headwater.node.onnxfile import up_to
-
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        return ort.InferenceSession(up_to(self._prefix, outputs), options, providers=["CPUExecutionProvider"])
+    def _open(self, outputs: list[str], engine: str = "onnxruntime") -> engines.Session:
+        return engines.load(engine, up_to(self._prefix, outputs))
 
     def shares(self) -> list[float]:
         """Of the time of the whole frozen part: what is in front of each cut."""
@@ -158,7 +160,7 @@ class OnStorage:
         for _ in range(1 + SHARE_PASSES):  # in turns: the machine is not equally fast all the time; the first warms up
             begin = [time.perf_counter()]
             for session in sessions:
-                session.run(None, {self._input: rows})
+                session.run(rows)
                 begin.append(time.perf_counter())
             taken.append(np.diff(begin))
         of_each = np.median(taken[1:], axis=0)
@@ -170,12 +172,15 @@ class OnStorage:
 
         def work() -> None:
             pixels = np.stack([self._transforms.pixels(each, "") for each in data])
-            self._session.run(None, {self._input: self._transforms.finish(pixels)})
+            rows = self._transforms.finish(pixels)
+            session, size = self._ways[0]
+            for start in range(0, BATCH, size):
+                session.run(rows[start : start + size])
 
         return _over_and_over(work, seconds) / BATCH
 
     def time(self) -> dict[str, float]:
-        transforms, session, name = self._transforms, self._session, self._input
+        transforms = self._transforms
         read_s, data = _read(self._count)
         pixels = np.stack([transforms.pixels(each, "") for each in data[:BATCH]])
         rows = transforms.finish(pixels)
@@ -183,11 +188,7 @@ class OnStorage:
             "near_read_s": read_s,
             "near_pixels_s": _decode_s(lambda each: transforms.pixels(each, ""), data),
             "near_floats_s": _median_s(lambda: transforms.finish(pixels, rows)) / BATCH,
-            # The faster of the two sizes that a node would take.
-            "near_prefix_s": min(
-                _median_s(lambda size=size: session.run(None, {name: rows[:size]})) / size
-                for size in (BATCH // 2, BATCH)
-            ),
+            "near_prefix_s": min(_median_s(partial(session.run, rows[:size])) / size for session, size in self._ways),
         }
 
 
