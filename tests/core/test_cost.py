@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core.cost import check_fits, estimate
-from headwater.core.loads import JobSize
+from headwater.core.loads import LOOP, JobSize
 from headwater.core.plan import Plan, near_plan
 from headwater.core.rig import Device, Link
 from headwater.errors import ConfigError, PlanError
@@ -207,3 +207,20 @@ def test_an_estimate_says_in_its_json_that_it_is_one(make):
 def test_a_job_of_no_size_is_refused(make, change):
     with pytest.raises(ConfigError):
         make.replace(make.JOB, **change)
+
+
+def test_setup_that_is_known_is_that_of_every_cut(make):
+    job = JobSize(1000, 32, setup_s=7.0)
+    early, late = (estimate(near_plan(make.CUTS[cut]), make.CUTS, make.PROFILE, make.rig(), job) for cut in (1, 4))
+    assert early.setup_s == late.setup_s == 7.0
+    assert estimate(Plan(), make.CUTS, make.PROFILE, make.rig(), job).setup_s == 0
+
+
+def test_a_suffix_spreads_over_as_many_cores_as_it_has_threads(make):
+    rig = make.rig()
+    rig = make.replace(rig, trainer=make.replace(rig.trainer, cores=8.0))
+    one, eight = (make.replace(make.PROFILE, trainer=make.replace(make.PROFILE.trainer, num_threads=threads))
+                  for threads in (1, 8))  # fmt: skip
+    loads = [estimate(Plan(), make.CUTS, profile, rig, make.JOB).load(LOOP) for profile in (one, eight)]
+    suffix_s = make.PROFILE.trainer.suffix_s[0]
+    assert loads[0] - loads[1] == pytest.approx(suffix_s * (1 - 1 / 8) / rig.trainer.speed)

@@ -1,13 +1,24 @@
 """A probe measures in a process of its own; what it is asked is checked as any other request."""
 
 import json
+import time
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import headwater as hw
+from headwater.core.tuning import Candidate
 from headwater.data import wire
 from headwater.data.layouts import list_samples
 from headwater.data.transforms import CenterCrop, Resize, ToFloat, Transforms
 from headwater.errors import ConfigError, RefusedError
+from headwater.model.capture import capture
+from headwater.model.cuts import cuts
+from headwater.model.ship import ship
+from headwater.node import probe
+from headwater.node.child import Children
 from headwater.train.client import NodeClient
 
 TRANSFORMS = Transforms([Resize(36), CenterCrop(32), ToFloat()])
@@ -56,3 +67,23 @@ def test_a_probe_is_bounded(pictures):
     request["samples"] = [[number, *request["samples"][0][1:]] for number in range(wire.MAX_PROBE_SAMPLES + 1)]
     with pytest.raises(ConfigError, match="the limit is"):
         wire.loads(json.dumps(request).encode())
+
+
+def test_memory_that_loading_left_free_does_not_hide_what_rows_take(tmp_path):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    captured = capture(hw.freeze(nn.Sequential(body, nn.Linear(64, 2)), until="1"), (torch.zeros(2, 3, 128, 128),))
+    (cut,) = (each for each in cuts(captured) if each.name == "0")
+    shipped = ship(captured, cut, cache_dir=tmp_path)
+    found, rows = {}, np.ones((16, 3, 128, 128), np.float32)
+    want = wire.Extraction("file:///nowhere", TRANSFORMS, shipped.digest, cut.boundary)
+    probe._probe_prefix(found, probe.Model(shipped.path.read_bytes(), None, Candidate(batch=4)), rows, want)
+    between = 64 * 128 * 128 * 4  # what the convolution gives
+    assert found["row_bytes"] > between / 2
+
+
+def test_a_child_that_nobody_waits_for_is_ended():
+    begin = time.monotonic()
+    ended = Children().run("code", b"", 300.0, lambda: time.monotonic() > begin + 0.5)  # reads until its input ends
+    assert ended.code < 0
+    assert ended.in_time

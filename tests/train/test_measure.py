@@ -1,6 +1,7 @@
 """A job is measured once, in one pass, without a trace in the model; the planner's plan then trains as any other."""
 
 import copy
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +16,7 @@ from headwater.core.profile import Profile, profile_faults
 from headwater.core.search import search
 from headwater.data.layouts import list_samples
 from headwater.data.transforms import CenterCrop, Normalize, Resize, ToFloat, Transforms
-from headwater.errors import UnreachableError
+from headwater.errors import StoreError, UnreachableError
 from headwater.model.capture import capture
 from headwater.model.cuts import cuts
 from headwater.model.places import kernel_places, place_seconds, time_places
@@ -23,6 +24,7 @@ from headwater.model.ship import ship
 from headwater.node.engine import Engine
 from headwater.progress import Progress
 from headwater.train import measure as measure_module
+from headwater.train import reads, steps
 from headwater.train.client import NodeClient
 from headwater.train.measure import measure
 
@@ -166,7 +168,7 @@ def test_the_way_to_the_store_is_as_fast_as_what_reads_under_way_share(seed, rat
     """What has come of reads that end later must not be counted twice."""
     rng = np.random.default_rng(seed)
     now, last_start = 0.0, 0.0
-    left = dict(enumerate(rng.lognormal(10, 0.5, measure_module.NUM_READERS)))
+    left = dict(enumerate(rng.lognormal(10, 0.5, reads.NUM_READERS)))
     sizes, done = dict(left), []
     while left:
         first = min(left, key=left.__getitem__)
@@ -174,11 +176,11 @@ def test_the_way_to_the_store_is_as_fast_as_what_reads_under_way_share(seed, rat
         now += step * len(left) / rate
         left = {number: size - step for number, size in left.items() if number != first}
         done.append((now, int(sizes[first])))
-        thin = len(done) >= measure_module.ENOUGH_READS and now > measure_module.FETCH_S
-        if not thin and not (len(sizes) > measure_module.NUM_SAMPLES and now > measure_module.FETCH_AT_LEAST_S):
+        thin = len(done) >= reads.ENOUGH_READS and now > reads.FETCH_S
+        if not thin and not (len(sizes) > reads.NUM_SAMPLES and now > reads.FETCH_AT_LEAST_S):
             last_start = now
             left[len(sizes)] = sizes[len(sizes)] = rng.lognormal(10, 0.5)
-    assert measure_module._rate(done, last_start) == pytest.approx(rate, rel=rel)
+    assert reads.rate_of(done, last_start) == pytest.approx(rate, rel=rel)
 
 
 def test_during_a_run_this_machine_is_measured_against_its_profile(pictures, monkeypatch):
@@ -187,7 +189,80 @@ def test_during_a_run_this_machine_is_measured_against_its_profile(pictures, mon
         assert again[0].down_bytes_per_s > 0
         assert 1 / measure_module.MAX_DRIFT <= again[1] <= measure_module.MAX_DRIFT
         half = job.measured.profile.trainer.decode_s * 2
-        monkeypatch.setattr(measure_module, "_decode_s", lambda *arguments: half)
+        monkeypatch.setattr(measure_module, "decode_s", lambda *arguments: half)
         assert measure_module.measure_here(job.samples, TRANSFORMS, job.measured.profile, 0)[1] == pytest.approx(0.5)
-        monkeypatch.setattr(measure_module, "_fetch", lambda samples: None)
+        monkeypatch.setattr(measure_module, "fetch", lambda samples: None)
         assert measure_module.measure_here(job.samples, TRANSFORMS, job.measured.profile, 0) == (None, None)
+
+
+def test_a_step_too_long_to_time_whole_is_told_apart_from_its_rows(monkeypatch):
+    """Weights that are read and gradients that are written cost the same for four rows and for thirty-two."""
+    step_s, row_s = 0.3, 0.05
+    found, rows = steps.row_s(lambda work, at_least_s: work(), lambda rows: step_s + rows * row_s, 32)
+    assert rows < 32
+    assert found == pytest.approx(step_s / 32 + row_s)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8, 32])
+def test_a_fast_step_is_timed_with_the_whole_batch(batch):
+    found, rows = steps.row_s(lambda work, at_least_s: work(), lambda rows: 1e-3 + rows * 1e-4, batch)
+    assert rows == batch
+    assert found == pytest.approx(1e-3 / batch + 1e-4)
+
+
+def test_a_slow_model_is_measured_with_few_rows(job, monkeypatch):
+    monkeypatch.setattr(steps, "PASS_S", 1e-9)
+    monkeypatch.setattr(measure_module, "ASK_S", 1e-9)
+    found = measured(job, batch_size=32, again=True)
+    assert profile_faults(found.profile, job[1]) == []
+    assert found.profile.trainer.suffix_s[0] > 0
+
+
+def test_a_machine_that_is_no_longer_the_same_is_measured_again(job, monkeypatch):
+    first = measured(job)
+    (path,) = (each for each in measure_module._cache().glob("*.json") if each.read_text() == first.profile.dumps())
+    kept = Profile.loads(path.read_text())
+    slow = replace(kept, trainer=replace(kept.trainer, decode_s=kept.trainer.decode_s * 50))
+    path.write_text(slow.dumps())
+    again = measured(job)
+    assert again.profile.measured_at > first.profile.measured_at
+    assert again.profile.trainer.decode_s < slow.trainer.decode_s / 5
+    with pytest.warns(UserWarning, match="measure again"):
+        assert measured(job, given=slow).profile.measured_at == slow.measured_at
+
+
+def test_a_read_that_fails_now_and_then_is_no_reason_to_believe_there_is_no_way(pictures, monkeypatch):
+    samples, calls = list_samples(str(pictures)), []
+    read_sample = reads.read_sample
+
+    def read(store, ref):
+        calls.append(ref)
+        if len(calls) % 10 == 5:
+            raise StoreError("503")
+        return read_sample(store, ref)
+
+    monkeypatch.setattr(reads, "read_sample", read)
+    assert reads.fetch(samples).bytes_per_s > 0
+    calls[:] = [None] * 4  # the very first fails
+    assert reads.fetch(samples) is None
+
+
+def test_memory_power_and_what_is_left_to_send_are_known(job):
+    found = measured(job, power={"node": (2.0, 6.0), "trainer": (50.0, 90.0)})
+    assert found.profile.trainer.base_bytes > 1e7
+    assert found.rig.trainer.memory_bytes > found.profile.trainer.base_bytes
+    assert all(each is not None for each in found.profile.trainer.suffix_row_bytes[: len(found.offered)])
+    best = search(job[1], found.profile, found.rig, JobSize(50, 8)).best
+    assert set(best.energy_j) == {found.rig.nodes[0].name, "trainer"}
+    assert all(joules > 0 for joules in best.energy_j.values())
+    assert found.missing == ()  # it was sent to be measured
+    assert found.setup_s == 0
+    assert replace(found, missing=(found.rig.nodes[0].name,)).setup_s == pytest.approx(
+        found.shipped.num_bytes / found.rig.links[0].up_bytes_per_s
+    )
+
+
+@pytest.mark.parametrize(("told", "world", "here"), [("4", 4, 4), ("4", 8, 4), ("8", 2, 2), ("", 4, 1), ("x", 4, 1)])
+def test_trainers_on_one_machine_share_its_cores(told, world, here, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
+    assert measure_module._trainers_here(world) == here

@@ -10,7 +10,7 @@ from torch import nn
 import headwater as hw
 from headwater.core.plan import Plan, near_plan
 from headwater.data.transforms import HorizontalFlip, Normalize, RandomResizedCrop, ToFloat, Transforms
-from headwater.errors import ConfigError, PlanError
+from headwater.errors import ConfigError, PlanError, UnreachableError
 from headwater.node.cache import Cache
 from headwater.node.prefixes import Prefixes, Wanted, _Loaded
 from headwater.node.service import Node
@@ -161,3 +161,27 @@ def test_rows_of_the_plan_before_make_room_in_a_cache_for_those_of_the_next(pict
         node.stop(5)
     assert hits[3] == 50, "all of the second plan's, which are small"
     assert hits[1] == hits[5] == 28, "and back to the first"
+
+
+def test_one_dead_node_of_two_does_not_keep_a_plan_from_taking_over(pictures, start_node):
+    """Its prefix waits until it is back."""
+    alive, other = start_node(pictures), start_node(pictures)
+    with start(pictures, [alive.address, other.address]) as job, torch.no_grad():
+        batches = iter(job.loader)
+        found = [next(batches)]
+        other.kill()
+        cuts = {cut.name: cut for cut in job.cuts}
+        job.adopt(near_plan(cuts["0.1"], chunk_rows=4, node_batch=4))
+        found += list(batches)
+        assert job.plan.cut_name == "0.1"
+    with start(pictures, "inline") as job:
+        assert [y.tolist() for _, y in found] == [y.tolist() for _, y in outputs(job, epochs=1)]
+
+
+def test_with_every_node_dead_a_plan_is_refused(pictures, start_node):
+    node = start_node(pictures)
+    with start(pictures, [node.address], patience_s=1) as job:
+        cuts = {cut.name: cut for cut in job.cuts}
+        node.kill()
+        with pytest.raises(UnreachableError):
+            job.adopt(near_plan(cuts["0.1"]))

@@ -77,6 +77,32 @@ class PlanPart:
 
 
 @dataclass(frozen=True)
+class PowerPart:
+    """What devices draw, in watts: stated, for modelled energy."""
+
+    node_idle_w: float | None = None
+    node_busy_w: float | None = None
+    trainer_idle_w: float | None = None
+    trainer_busy_w: float | None = None
+    accelerator_idle_w: float | None = None
+    accelerator_busy_w: float | None = None
+
+    def known(self) -> dict[str, tuple[float, float]]:
+        """Idle and busy, of the devices for which both are given."""
+        found = {}
+        for name in ("node", "trainer", "accelerator"):
+            idle, busy = getattr(self, f"{name}_idle_w"), getattr(self, f"{name}_busy_w")
+            if (idle is None) != (busy is None):
+                raise ConfigError(f"[power] give both {name}_idle_w and {name}_busy_w, in watts, or neither")
+            if idle is not None:
+                if not 0 <= idle <= busy:
+                    raise ConfigError(f"[power] {name}_idle_w is {idle:g} and {name}_busy_w {busy:g}; they are watts, "
+                                      "0 or more, and busy is not less than idle")  # fmt: skip
+                found[name] = idle, busy
+        return found
+
+
+@dataclass(frozen=True)
 class JobFile:
     """A read and checked job file. Relative paths in it count from its own folder."""
 
@@ -86,6 +112,7 @@ class JobFile:
     train: TrainPart
     nodes: NodesPart
     plan: PlanPart
+    power: PowerPart
 
     def path(self, name: str) -> Path:
         return (self.folder / name).resolve()
@@ -100,6 +127,7 @@ _PARTS: Mapping[str, type] = {
     "train": TrainPart,
     "nodes": NodesPart,
     "plan": PlanPart,
+    "power": PowerPart,
 }
 _EMPTY = {"arguments": dict, "addresses": list}  # mutable defaults
 _CHOICES = {"optimizer": ("adamw", "adam", "sgd"), "on_bad_sample": ("raise", "skip")}

@@ -23,6 +23,7 @@ def near_options(file: JobFile) -> dict[str, Any]:
         "patience_s": file.nodes.patience_s,
         "views": file.data.views,
         "node_cache": file.nodes.cache or None,
+        "power": file.power.known(),
     }
     if file.plan.file not in ("", "auto"):
         return {**options, "plan": file.path(file.plan.file), "tolerance": file.plan.tolerance}

@@ -1,8 +1,9 @@
-"""What a verb needs beyond a node's installation."""
+"""What a verb needs before it begins: more than a node's installation, and somewhere to write."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 from headwater.errors import ConfigError
 
@@ -13,3 +14,11 @@ def needs_torch() -> None:
     if missing:
         raise ConfigError(f"this command needs {', '.join(missing)}; install the trainer's part: "
                           "pip install 'headwater[train]'")  # fmt: skip
+
+
+def check_folders(*files: Path | None) -> None:
+    """Say now, and not after minutes of work, that a file can't be written."""
+    for file in files:
+        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+            what = "is a folder" if file.is_dir() else f"can't be written: there is no folder {file.absolute().parent}"
+            raise ConfigError(f"{file} {what}; name a file in a folder that is there")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from headwater.cli.jobfile import read_job
 from headwater.cli.meaning import model_of, near_options
-from headwater.cli.needs import needs_torch
+from headwater.cli.needs import check_folders, needs_torch
 from headwater.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def plan(
     needs_torch()
     import headwater as hw
 
+    check_folders(output, picture)
     file = read_job(job)
     options = {name: value for name, value in near_options(file).items() if name not in ("cut", "plan")}
     with hw.near(model_of(file), file.url(file.data.url), **options) as found:
@@ -64,14 +66,21 @@ def show(job: Job, console: Console) -> None:
     """The table and the sentences."""
     from headwater.core.search import placement
 
+    rows = _rows(job)
+    has_energy = any(each.energy_j for _, each in rows)
+    numbers = ["pictures/s", "bytes down a picture", *(["modelled J a picture"] if has_energy else [])]
     table = Table(title="plans, best first (estimated from measured costs)", title_justify="left")
-    for title in ("", "what moves", "cut", "precision", "pictures/s", "bytes down a picture", "limited by"):
-        table.add_column(title, justify="right" if title in ("", "pictures/s", "bytes down a picture") else "left")
-    for place, each in _rows(job):
+    for title in ("", "what moves", "cut", "precision", *numbers, "limited by"):
+        table.add_column(title, justify="right" if title in ("", *numbers) else "left")
+    for place, each in rows:
         cut, precision = (each.plan.cut_name, each.plan.precision) if each.plan.cut else ("", "")
+        joules = sum(each.energy_j.values()) / (each.job.num_samples * each.job.num_epochs)
+        energy = [f"{joules:.3g}"] if has_energy else []
         table.add_row(place, placement(each.plan), cut, precision, f"{each.samples_per_s:,.1f}",
-                      f"{each.down_bytes:,.0f}", each.limiting)  # fmt: skip
+                      f"{each.down_bytes:,.0f}", *energy, each.limiting)  # fmt: skip
     console.print(table)
+    if has_energy:
+        console.print("energy is modelled from estimated busy time and the watts of [power]; nothing was metered")
     for precision, found in job.deviations.items():
         console.print(f"{precision}: {found}", soft_wrap=True)
     assert job.ranking is not None
@@ -96,11 +105,11 @@ def draw(job: Job, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from headwater.core.loads import JobSize
     from headwater.core.search import sweep
 
     assert job.measured is not None
-    size = JobSize(len(job.samples), 1)
+    assert job.ranking is not None
+    size = replace(job.ranking.best.job, counts_setup=False)
     estimates = sweep(job.measured.cuts, job.measured.profile, job.measured.rig, size, like=job.plan)
     estimates = tuple(
         each for each in estimates if not job.cuts[each.plan.cut].name.count("/") or each.plan == job.plan

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from headwater.cli.jobfile import read_job
 from headwater.cli.meaning import model_of, near_options
-from headwater.cli.needs import needs_torch
+from headwater.cli.needs import check_folders, needs_torch
 
 if TYPE_CHECKING:
     from headwater.core.cut import Cut
@@ -33,6 +33,7 @@ def profile(
     needs_torch()
     import headwater as hw
 
+    check_folders(output)
     file = read_job(job)
     options = {name: value for name, value in near_options(file).items() if name not in ("cut", "plan", "profile")}
     with hw.near(model_of(file), file.url(file.data.url), **options, measure_again=again) as found:

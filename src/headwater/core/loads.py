@@ -6,7 +6,7 @@ of cuts at once, so every amount is a float or an array with one value a choice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -33,12 +33,18 @@ _TINY_S = 1e-12  # a node that had nothing at all to do would do it infinitely f
 
 @dataclass(frozen=True)
 class JobSize:
-    """How much there is to do. `counts_setup` is False where the prefix is already on the nodes."""
+    """How much there is to do.
+
+    `setup_s` is what must be done once for a plan that has a prefix on nodes, whatever its cut, where one file serves
+    all of them (`upload_s`). Without it, setup is an export and an upload of the cut's own weights to every node; or
+    nothing, where `counts_setup` is False.
+    """
 
     num_samples: int = field(metadata=formed(Number(1, 1e15, whole=True)))
     batch_size: int = field(metadata=formed(Number(1, 1e9, whole=True)))
     num_epochs: int = field(default=1, metadata=formed(Number(1, 1e9, whole=True)))
     counts_setup: bool = field(default=True, metadata=formed(Flag()))
+    setup_s: float | None = field(default=None, metadata=formed(Number(0.0, 1e9, optional=True)))
 
     def __post_init__(self) -> None:
         form.check_record(self, "job")
@@ -126,6 +132,13 @@ def most(*amounts: Amount) -> Amount:
         elif each > largest:
             largest = each
     return largest
+
+
+def upload_s(rig: Rig, names: Collection[str], num_bytes: int) -> float:
+    """Seconds to send a file to the nodes of these names, one after the other as `near` does it."""
+    limit = rig.trainer_link.up_bytes_per_s if rig.trainer_link else float("inf")
+    return sum(num_bytes / min(link.up_bytes_per_s, limit) for device, link in zip(rig.nodes, rig.links, strict=True)
+               if device.name in names)  # fmt: skip
 
 
 def stack(choices: Sequence[Choice]) -> Choice:
@@ -338,14 +351,17 @@ class Pricing:
             assert accelerator is not None
             loads.append((ACCELERATOR, None, work.suffix_s / accelerator.capacity))
             on_host_s = 0.0
-        # The suffix spreads over all cores; the rest of the loop runs in its one thread.
-        loads.append((LOOP, None, work.loop_s / host.thread_capacity + on_host_s / host.capacity))
+        # The suffix spreads over as many cores as torch has threads; the rest of the loop runs in its one thread.
+        spread = min(host.cores, self.profile.trainer.num_threads) * host.speed
+        loads.append((LOOP, None, work.loop_s / host.thread_capacity + on_host_s / spread))
         loads.append((TRAINER, None, (work.receive_s + work.loop_s + on_host_s) / host.capacity))
         return loads
 
     def _setup_s(self, choice: Choice) -> Amount:
         if not choice.prefix or not self.job.counts_setup:
             return 0.0
+        if self.job.setup_s is not None:
+            return self.job.setup_s
         limit = self.rig.trainer_link.up_bytes_per_s if self.rig.trainer_link else float("inf")
         # One node after the other, as `near` does it.
         upload_s_per_byte = sum(len(each.names) / min(each.link.up_bytes_per_s, limit) for each in self._alike)

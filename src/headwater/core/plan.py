@@ -117,7 +117,7 @@ def check(plan: Plan, cuts: Sequence[Cut], *, node_memory_bytes: int | None = No
     elif plan.prefix == "storage" and not cut.legal:
         faults.append(f"cut {cut.name!r} can't be used: {cut.why_not}")
     elif plan.prefix == "storage" and node_memory_bytes is not None:
-        need = cut.prefix_bytes + plan.node_batch * cut.row_bytes
+        need = cut.prefix_bytes + plan.node_batch * (cuts[0].row_bytes + cut.row_bytes)
         if need > node_memory_bytes:
             faults.append(
                 f"prefix[..{cut.name}] needs at least {need / 1e9:.2f} GB on a node (has {node_memory_bytes / 1e9:.2f} "

@@ -108,6 +108,8 @@ class TrainerCosts:
     step_s                      what each step costs whatever its rows: optimizer, the loop itself; one thread
     base_bytes                  resident memory of a trainer with the model loaded
     suffix_row_bytes            for each cut: what each row of a batch takes in a step, where the suffix runs
+    num_readers                 reads at once, if it reads by itself
+    num_threads                 that the suffix spreads over, where there are as many cores
     """
 
     decode_s: float = field(metadata=formed(_SECONDS))
@@ -125,6 +127,7 @@ class TrainerCosts:
     base_bytes: int = field(default=0, metadata=formed(_WHOLE_BYTES))
     suffix_row_bytes: tuple[int | None, ...] = field(default=(), metadata=formed(_BYTES_PER_CUT))
     num_readers: int = field(default=16, metadata=formed(_COUNT))
+    num_threads: int = field(default=65536, metadata=formed(_COUNT))
 
     def __post_init__(self) -> None:
         form.check_record(self, "trainer")

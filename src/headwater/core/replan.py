@@ -8,8 +8,8 @@ What holds (tests/core/test_replan.py explores it exhaustively):
 1. A rate within a quarter of what is believed never leads to a decision, nor does one window alone.
 2. After a decision the new rate is what is believed: the same rate, sustained, leads to no second one, unless it is
    measured anew (`believe`) and found to be as before.
-3. Between two decisions at least `min_chunks` chunks pass; twice as many after each that left the plan as it was. One
-   that was withdrawn does not count.
+3. Between two decisions at least `min_chunks` chunks pass; twice as many after each that left the plan as it was, or
+   could not be carried out.
 4. A rate that is lower only because nobody asked for more (the trainer did not wait), because there was no more to
    carry (the node made no more) or because the run was never meant to fill the link is not taken for a slow link.
 5. A link that is believed as fast as when the run began is never tried; one that was tried is never believed slower.
@@ -104,7 +104,7 @@ class Replanner:
         self._min_chunks = self._pause = min_chunks
         self._rig = self._first = rig
         self._since = min_chunks  # chunks since the last decision; the first may come as soon as it is sure
-        self._before = rig, min_chunks  # before the last decision
+        self._before = rig  # before the last decision
         self._streaks: dict[tuple[str, str], _Streak] = {}
         self._plan = plan
         self._price()
@@ -120,8 +120,9 @@ class Replanner:
         self._price()
 
     def withdraw(self) -> None:
-        """The last decision could not be carried out: as if it had not been taken."""
-        self._rig, self._since = self._before
+        """The last decision could not be carried out: what it believed is forgotten; it may be taken again later."""
+        self._rig = self._before
+        self._pause = min(2 * self._pause, _MAX_PAUSE)
         self._price()
 
     def adopted(self, plan: Plan) -> None:
@@ -195,7 +196,7 @@ class Replanner:
         """Believe what is sure, unless the last decision was just now."""
         if not sure or self._since < self._pause:
             return []
-        self._before = self._rig, self._since
+        self._before = self._rig
         self._rig, why = self._changed(sure)
         self._since = 0
         self._price()

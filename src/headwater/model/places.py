@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,17 @@ def _find(name: str, places: Mapping[str, int], otherwise: int) -> int:
     return otherwise
 
 
-def time_places(captured: Captured, inputs: tuple[Tensor, ...], num_places: int) -> list[float]:
-    """Seconds that each of the first `num_places` places takes forward, without gradients, in this process."""
+def time_places(
+    captured: Captured, inputs: tuple[Tensor, ...], num_places: int, settle: Callable[[], None] = lambda: None
+) -> list[float]:
+    """Seconds that each of the first `num_places` places takes forward, without gradients, in this process.
+
+    `settle` waits until what was begun is done, where that is not the case when a call returns.
+    """
     places = {node: index for index, node in enumerate(flow(captured).places[:num_places])}
     runs = []
     for _ in range(2):  # others may use the core: the shorter time of each place counts
-        clock = _Clock(captured, places)
+        clock = _Clock(captured, places, settle)
         with torch.no_grad():
             clock.run(*(tensor.clone() for tensor in inputs))
         runs.append(clock.seconds)
@@ -103,10 +108,11 @@ def time_places(captured: Captured, inputs: tuple[Tensor, ...], num_places: int)
 class _Clock(Interpreter):
     """Runs a graph node by node with a clock in hand, and stops after the last place that is asked for."""
 
-    def __init__(self, captured: Captured, places: Mapping[Node, int]) -> None:
+    def __init__(self, captured: Captured, places: Mapping[Node, int], settle: Callable[[], None]) -> None:
         super().__init__(captured.graph_module)
         self._nodes = tuple(captured.graph_module.graph.nodes)
         self._places = places
+        self._settle = settle
         self.seconds = [0.0] * len(places)
 
     def run(self, *args: Any) -> None:  # type: ignore[override]
@@ -119,6 +125,7 @@ class _Clock(Interpreter):
                 continue
             start = time.perf_counter()
             self.env[node] = self.run_node(node)
+            self._settle()
             if node in self._places:
                 self.seconds[self._places[node]] = time.perf_counter() - start
                 left.discard(node)

@@ -12,10 +12,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 _ERRORS_KEPT = 2000
+_POLL_S = 0.25  # how soon it is noticed that nobody waits any more
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ class Children:
         """Whether children are ended rather than waited for."""
         return self._closed
 
-    def run(self, module: str, request: bytes, within_s: float) -> Ended:
-        """Wait for its end; it is killed if that takes longer."""
+    def run(self, module: str, request: bytes, within_s: float, abandoned: Callable[[], bool] = lambda: False) -> Ended:
+        """Wait for its end; it is killed if that takes longer, or once nobody waits for it any more."""
         with (
             tempfile.TemporaryDirectory(prefix="headwater-child-") as folder,  # gone with it, however it ends
             tempfile.TemporaryFile() as answer,  # nobody reads before it has ended, and a pipe would fill up
@@ -66,11 +69,11 @@ class Children:
                 with contextlib.suppress(OSError):  # it died before it could listen
                     child.stdin.write(request + b"\n")
                     child.stdin.flush()
-                in_time = True
-                try:
-                    child.wait(timeout=within_s)
-                except subprocess.TimeoutExpired:
-                    in_time = False
+                until = time.monotonic() + within_s
+                while (in_time := time.monotonic() < until) and not abandoned():
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(timeout=min(_POLL_S, within_s))
+                        break
             finally:
                 child.kill()
                 child.wait()

@@ -153,10 +153,11 @@ class Prefixes:
             return self._engines[wanted].engine
 
     def way(self, wanted: Wanted) -> tuple[Path, Sequence[str] | None, Candidate]:
-        """The file to run, which of its outputs, and how: for whoever runs it in another process."""
-        loaded = self._loaded(wanted)
-        path, outputs = self._file(wanted)
-        return path, outputs, loaded.tuned.candidate
+        """The file to run, which of its outputs, and how: for whoever runs it in another process. Loads no engine."""
+        with self._lock:
+            loaded = self._engines.get(wanted)
+        path, outputs, tuned = self._tuned(wanted)
+        return path, outputs, (loaded.tuned if loaded else tuned).candidate
 
     def in_use(self) -> list[dict[str, Any]]:
         """What was chosen for each prefix that is loaded, what else was tried, and why."""
@@ -199,12 +200,15 @@ class Prefixes:
                 if waiting == 1:
                     del self._doors[key]
 
-    def _load(self, wanted: Wanted) -> _Loaded:
+    def _tuned(self, wanted: Wanted) -> tuple[Path, Sequence[str] | None, Tuned]:
         self.check(wanted)
         self._read(wanted.digest)
         path, outputs = self._file(wanted)
-        tuned = self._tuning.tuned(Subject(wanted.digest, wanted.outputs, wanted.precision), path, outputs,
-                                   wanted.engine)  # fmt: skip
+        subject = Subject(wanted.digest, wanted.outputs, wanted.precision)
+        return path, outputs, self._tuning.tuned(subject, path, outputs, wanted.engine)
+
+    def _load(self, wanted: Wanted) -> _Loaded:
+        path, outputs, tuned = self._tuned(wanted)
         try:
             model = path.read_bytes()
         except FileNotFoundError:  # made room for another one just now

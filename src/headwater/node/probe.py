@@ -1,16 +1,14 @@
 """Measures what work costs on this node: read, decode, every part of a prefix, codecs, memory.
 
-Owns the measurement. It runs in a child process (`python -m headwater.node.probe`, a request on standard input, JSON on
-standard output), so that clocks and memory are not blurred by other requests and a prefix that takes too much memory
-kills the child and not the node. Seconds are CPU-seconds of one core; nothing here decides anything.
+Owns the measurement. It runs in a child process (`python -m headwater.node.probe`, see `node.child`; the answer is the
+last line on standard output), so that clocks and memory are not blurred by other requests and a prefix that takes too
+much memory kills the child and not the node. Seconds are CPU-seconds of one core; nothing here decides anything.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,15 +25,16 @@ from headwater.core.spec import TensorSpec
 from headwater.core.tuning import Candidate
 from headwater.data import wire
 from headwater.data.extract import Extractor
+from headwater.data.memory import peak_bytes, reset_peak, resident_bytes
 from headwater.data.samples import SampleRef
 from headwater.data.shards.reading import read_sample
 from headwater.data.store import Store, open_store
 from headwater.errors import BadSampleError, HeadwaterError
+from headwater.node.child import read_request
 from headwater.node.engine import Engine
 
 ROUNDS = 4  # one for each stage by itself, the others for all at once
 WARM_ROWS = 4
-_C = ctypes.CDLL(None)
 MEASURE_S = 1.5  # of CPU for the prefix; enough for two groups of a slow one, and many of a fast one
 GROUP_S = 0.75  # that a group of a slow prefix may take; fewer rows cost the same a row then
 
@@ -61,7 +60,7 @@ def probe(chunk: wire.Chunk, model: Model | None) -> dict[str, Any]:
     rounds = [chunk.samples[start::ROUNDS] for start in range(ROUNDS)]
     together, chunk = [replace(chunk, samples=each) for each in rounds[1:] if each], replace(chunk, samples=rounds[0])
     store = open_store(want.url)
-    found: dict[str, Any] = {"base_bytes": _resident_bytes()}
+    found: dict[str, Any] = {"base_bytes": resident_bytes()}
     data = {}
     wall, cpu = time.perf_counter(), time.process_time()
     for ref in chunk.samples:
@@ -161,20 +160,21 @@ def _probe_pipeline(chunks: Sequence[wire.Chunk], store: Store, engine: Engine |
 def _probe_prefix(
     found: dict[str, Any], model: Model, inputs: np.ndarray, want: wire.Extraction
 ) -> tuple[Engine, Sequence[np.ndarray]]:
-    before = _resident_bytes()
+    loaded = resident_bytes()
     engine = model.engine(want.precision)
     engine.run(inputs[:1], want.boundary)  # lays out memory once, whatever the batch
-    found["fixed_bytes"] = max(0, _resident_bytes() - before)
+    found["fixed_bytes"] = max(0, resident_bytes() - loaded)
     start = time.process_time()
     engine.run(inputs[:1], want.boundary)
     most = int(GROUP_S / max(time.process_time() - start, 1e-6)) // model.way.batch * model.way.batch
     inputs = inputs[: max(most, model.way.batch)]
-    before = _reset_peak()
+    before = reset_peak()
     engine.run(inputs, want.boundary)
     # A group goes through in pieces of so many rows: the peak is of one, and of its first row it is known already.
     more = min(len(inputs), model.way.batch) - 1
     crosses = inputs[0].nbytes + sum(spec.row_bytes for spec in want.boundary)
-    found["row_bytes"] = max((_peak_bytes() - before) // max(more, 1), crosses)
+    grown = 0 if before is None else peak_bytes() - before
+    found["row_bytes"] = max(grown // max(more, 1), crosses)
     found["prefix_s"], tensors = _per_row(lambda: engine.run(inputs, want.boundary), len(inputs), MEASURE_S, warm=True)
     with tempfile.TemporaryDirectory(prefix="headwater-probe-") as folder:
         found["kernels"] = Engine(model.data, model.outputs, profile=str(Path(folder) / "run")).kernels(inputs)
@@ -215,35 +215,17 @@ def _per_row(work: Callable[[], Any], num_rows: int, at_least_s: float = 0.05, w
     return (time.process_time() - start) / (runs * num_rows), result
 
 
-def _resident_bytes() -> int:
-    """Without what was used once and is free again: loading an engine leaves much of that, and runs would seem to need
-    nothing because they find it there."""
-    if hasattr(_C, "malloc_trim"):  # of glibc
-        _C.malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _reset_peak() -> int:
-    """Forget the highest resident size so far; returns the present one."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _resident_bytes()
-
-
-def _peak_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
 def main() -> None:
-    request = wire.loads(sys.stdin.buffer.readline())
+    asked = json.loads(read_request())
+    request, how = wire.loads(asked["request"].encode()), asked["how"]
     assert isinstance(request, wire.Probe)
-    how = json.loads(sys.stdin.buffer.readline())
     try:
         model = Model(Path(how["path"]).read_bytes(), how["outputs"], Candidate(**how["way"])) if how else None
         answer: dict[str, Any] = probe(request.chunk, model)
     except HeadwaterError as error:
         answer = {"error": wire.error_to_wire(error).decode()}
     print(json.dumps(answer), flush=True)
+    os._exit(0)  # the thread that waits for the end of the input need not be waited for
 
 
 if __name__ == "__main__":

@@ -11,9 +11,6 @@ import json
 import logging
 import os
 import queue
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,18 +31,20 @@ from headwater.data import wire
 from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
 from headwater.data.layouts import list_samples
+from headwater.data.memory import memory_bytes
 from headwater.data.samples import Samples
 from headwater.data.store import Store, full_url, open_store, redact
 from headwater.errors import ConfigError, HeadwaterError, RefusedError
 from headwater.node import engines
 from headwater.node.cache import Cache
-from headwater.node.memory import memory_bytes
+from headwater.node.child import Children
 from headwater.node.prefixes import Prefixes, Wanted
 from headwater.node.quantise import has_vnni
 from headwater.version import VERSION
 
 MAX_CHUNKS = 16  # worked on at once; further ones wait their turn
 MAX_STORES = 64  # connections kept open; the oldest is dropped
+PROBE_WITHIN_S = 600.0  # a measurement takes seconds; on a node with a hundredth of a core some minutes
 # What has a say in the numbers of a row beside the request: rows of another version are made anew, not served.
 _MAKER = f"headwater {VERSION}, pillow {PIL.__version__}"
 
@@ -69,6 +68,7 @@ class Node(flight.FlightServerBase):
         self.roots = tuple(full_url(root) for root in roots)
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads)
+        self._children = Children()
         self._slow = ThreadPoolExecutor(MAX_CHUNKS, "slow")  # what takes a while, and needs signs of life meanwhile
         self._extractor = Extractor(self.num_threads)
         self.cache = cache
@@ -82,6 +82,7 @@ class Node(flight.FlightServerBase):
         """Cut running streams off, end the server and its threads."""
         self._stopping = True
         self._prefixes.close()
+        self._children.close()
         self._slow.shutdown(wait=False, cancel_futures=True)
         ending = threading.Thread(target=self.shutdown, daemon=True)
         ending.start()
@@ -272,38 +273,34 @@ class Node(flight.FlightServerBase):
 
     def _probe(self, request: wire.Probe, context: flight.ServerCallContext) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Signs of life while a child process measures, then what it found as the metadata of an empty batch."""
-        # Its answer goes to a file: nobody reads before it has ended, and a pipe would fill up.
-        with _as_status(), tempfile.TemporaryFile() as answer:
+
+        def abandoned() -> bool:
+            return self._stopping or context.is_cancelled()
+
+        with _as_status():
             want = request.chunk.extraction
             how: dict[str, Any] = {}
             if want.prefix:
                 wanted = Wanted.of(want)
                 self._prefixes.check(wanted)
                 finding = self._start(self._prefixes.way, wanted)
-                for _ in self._while(finding, lambda: self._stopping or context.is_cancelled()):
+                for _ in self._while(finding, abandoned):
                     yield wire.blob_batch(b""), b""
                 path, outputs, way = finding.result()
                 how = {"path": str(path), "outputs": outputs, "way": vars(way)}
-            command = [sys.executable, "-m", "headwater.node.probe"]
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer)
+            asked = json.dumps({"request": request.dumps().decode(), "how": how}).encode()
+            gone = threading.Event()  # the context is of this call and must not be asked after it
+            measuring = self._start(self._children.run, "headwater.node.probe", asked, PROBE_WITHIN_S, gone.is_set)
             try:
-                assert child.stdin is not None
-                child.stdin.write(request.dumps() + b"\n" + json.dumps(how).encode() + b"\n")
-                child.stdin.close()
-                while child.poll() is None:
-                    if self._stopping or context.is_cancelled():
-                        raise _ended()
+                for _ in self._while(measuring, abandoned):
                     yield wire.blob_batch(b""), b""
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        child.wait(timeout=SIGN_OF_LIFE_S)
-                if child.returncode != 0:
-                    raise RefusedError(f"the measurement ended with exit code {child.returncode}; is it memory? give "
-                                       "the node more, or name a cut (cut=…), which measures nothing")  # fmt: skip
-                answer.seek(0)
-                yield wire.blob_batch(b""), answer.read()
             finally:
-                child.kill()
-                child.wait()
+                gone.set()
+            ended = measuring.result()
+            if ended.code != 0:
+                raise RefusedError(f"the measurement {ended}; give the node more memory, or name a cut (cut=…), which "
+                                   "measures nothing")  # fmt: skip
+            yield wire.blob_batch(b""), ended.said.splitlines()[-1]  # an engine may have had words of its own before
 
     def _store(self, url: str) -> Store:
         with self._lock:

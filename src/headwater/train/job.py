@@ -159,6 +159,7 @@ def near(
     node_cache: str | None = None,
     views: int = 0,
     patience_s: float = PATIENCE_S,
+    power: Mapping[str, tuple[float, float]] | None = None,
 ) -> Job:
     """Train `model` on the pictures at `data`, with its frozen part beside them.
 
@@ -189,6 +190,8 @@ def near(
     node_cache     how much the node that nodes=None starts may keep on disk, such as "10GB"; "0" keeps nothing
     rank, world    which of how many trainers this is; taken from torch.distributed if it is initialised
     patience_s     how long to wait for a node to come back once none answers
+    power          what devices draw in watts, idle and busy, for modelled energy beside each plan's time:
+                   {"node": (2, 6), "trainer": (60, 180)}, and "accelerator"
     """
     pinned = plan is not None and plan != "auto"
     if pinned and (cut is not None or codec != "raw" or precision != FULL):
@@ -210,6 +213,8 @@ def near(
         raise ConfigError("node_cache is for the node that nodes=None starts; a node of your own takes --cache-size")
     if type(views) is not int or not 0 <= views < 2**31:
         raise ConfigError(f"views is {views!r}; it must be a whole number, 0 or more")
+    if unknown := sorted(set(power or {}) - {"node", "trainer", "accelerator"}):
+        raise ConfigError(f"power is given for {', '.join(map(str, unknown))}; it is for node, trainer and accelerator")
     cache_bytes = None if node_cache is None else num_bytes(node_cache, "node_cache")
     rank, world = _place(rank, world)
     pipeline, rest = _read_transforms(transforms)
@@ -254,13 +259,13 @@ def near(
                 open_cuts = all_cuts[:1] + held
             measured = measure(captured, open_cuts, pipeline, samples, clients, batch_size=batch_size, seed=seed,
                                world=world, embedded=nodes is None, given=_read_profile(profile), again=measure_again,
-                               progress=progress, holdings=holdings, precision=precision)  # fmt: skip
+                               progress=progress, holdings=holdings, precision=precision, power=power)  # fmt: skip
             deviations |= measured.profile.deviations
             precisions, refused = allowed([precision] if deviations else [], deviations, tolerance)
             for reason in refused:
                 warnings.warn(reason, stacklevel=2)
             setting.shipped = measured.shipped
-            size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, counts_setup=not measured.is_placed)
+            size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, setup_s=measured.setup_s)
             ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs,
                              precisions=precisions)  # fmt: skip
             plan = ranking.best.plan
@@ -275,7 +280,8 @@ def near(
         if measured is not None:
             watch = Watch(source, clients, measured.offered, measured.profile, measured.rig, size, codecs,
                           partial(measure_here, samples, pipeline, measured.profile, seed, holdings),
-                          joined.check_cut, precisions)  # fmt: skip
+                          joined.check_cut, precisions,
+                          measured.shipped.num_bytes if measured.shipped else 0)  # fmt: skip
             stack.callback(watch.close)
         loader = Loader(
             samples,

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,59 +26,45 @@ import torch
 
 from headwater.core import codecs
 from headwater.core.cut import Cut, legal_cuts
-from headwater.core.draw import Draw
+from headwater.core.loads import upload_s
 from headwater.core.precision import FULL, Deviation
 from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts, check_profile, profile_faults, spread
 from headwater.core.rig import Device, Link, Rig
 from headwater.core.spec import TensorSpec
 from headwater.data.cores import machine, usable_cores
-from headwater.data.extract import NUM_READERS
 from headwater.data.holdings import Holdings
+from headwater.data.memory import memory_bytes, resident_bytes
 from headwater.data.samples import SampleRef, Samples
-from headwater.data.shards.reading import read_sample
-from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
 from headwater.data.wire import MAX_BLOB_BYTES, Chunk, Extraction
 from headwater.errors import (
-    BadSampleError,
-    ChangedError,
     ConfigError,
-    HeadwaterError,
     ModelError,
     PlanError,
     RefusedError,
-    StoreError,
 )
 from headwater.model.capture import Captured
-from headwater.model.near import NearModel, Rows
-from headwater.model.places import kernel_places, place_seconds, time_places
+from headwater.model.near import NearModel
+from headwater.model.places import kernel_places, place_seconds
 from headwater.model.ship import Shipped, cuts_to_ship, ship
-from headwater.model.split import prefix_module
 from headwater.progress import Progress
 from headwater.train.client import NodeClient
 from headwater.train.precision import calibrated, check_possible, deviation, spread_out
+from headwater.train.reads import NUM_SAMPLES, Fetched, decode_s, fetch
+from headwater.train.steps import cpu_s, model_costs
 from headwater.version import VERSION
 
 log = logging.getLogger(__name__)
 _NOT_SHIPPED = "the prefix up to there can't be written as one ONNX file, or is larger than a node takes"
 
-NUM_SAMPLES = 192  # of which a quarter is used for each stage by itself
 NUM_ASKED = 48  # in a chunk that is asked for as a job would
 NODE_BATCH = 16
 LONE_ROWS = 8
-ENOUGH_READS, MANY_READS = 2 * NUM_READERS, 4 * NUM_READERS
-FETCH_S, FETCH_AT_LEAST_S, FETCH_AT_MOST_S = 2.0, 1.0, 6.0  # no read is begun after the last
 RECEIVE_S = 0.25  # of a transfer whose CPU is measured
-SLOW_READ_S, FEW_READERS = 0.5, 4  # a first read that takes so long: many at once would take for ever
-MAX_FETCHED = 4000  # samples; more than are read in that time
-SETTLES = 0.3  # of the time of reading: connections are made, and a shaped link lets a first burst through
 NO_DRIFT = 1.33  # decoding the same pictures took 2.45 to 3.05 ms each in six tries on one shared core (measured)
-MAX_DRIFT = 3.0  # more than this is no longer the same machine
+MAX_DRIFT = 3.0  # more than this is no longer the same machine: it is measured again
+SLOWEST = 1e-3  # against the first node
 MAX_BATCH = 32  # a training batch beyond this costs the same a row, and more time to measure
-# That one run of the model may take here. Of a model as slow as to need this, a row costs the same with fewer rows:
-# what depends on their number (reading weights, starting kernels) is little beside the rest.
-PASS_S = 0.75
-LEAST_ROWS = 4
 ASK_S = 2.0  # that the chunk may take which is asked for as a job would; a row more than a group at least
 
 
@@ -89,8 +75,13 @@ class Measured:
     profile: Profile
     rig: Rig
     shipped: Shipped | None  # serves every cut to choose from
-    is_placed: bool  # all nodes have it already
+    missing: tuple[str, ...]  # nodes that don't have it yet
     cuts: tuple[Cut, ...]  # all of the model's; those that can't be shipped are not legal here
+
+    @property
+    def setup_s(self) -> float:
+        """What is left to do, once, before nodes can run any of the cuts: it is exported already."""
+        return upload_s(self.rig, self.missing, self.shipped.num_bytes) if self.shipped else 0.0
 
     @property
     def offered(self) -> tuple[Cut, ...]:
@@ -115,8 +106,11 @@ def measure(
     again: bool = False,
     holdings: Holdings | None = None,
     precision: str = FULL,
+    power: Mapping[str, tuple[float, float]] | None = None,
 ) -> Measured:
     """Measure the links now, and the rest unless an earlier measurement of the same things can be used.
+
+    `power` has what a node, the trainer and its accelerator draw, in watts, idle and busy: stated, not measured.
 
     `precision` is measured beside full precision; where that can't be, a warning says why, and the profile is without.
     `given` is a profile to use instead; ConfigError if it is of anything else, or too old. `again` uses no earlier one.
@@ -135,7 +129,7 @@ def measure(
     fetched = None
     if holdings is None:  # what is on the nodes' own disks can't be read from here
         with progress.step("measuring the way to the store"):
-            fetched = _fetch(samples)
+            fetched = fetch(samples)
     shipped, export_s = None, 0.0
     offered = cuts_to_ship(cuts, (int(hello["max_upload_bytes"]) for hello in hellos))
     if offered:
@@ -166,6 +160,15 @@ def measure(
     if profile is not None:
         with progress.step("measuring how fast the machines are today"):
             speeds, own_speed = _speeds(profile, pipeline, samples, holdings, clients, refs, fetched, seed)
+        if not all(1 / MAX_DRIFT <= each <= MAX_DRIFT for each in (speeds[0], own_speed)):
+            said = (f"the profile was measured when the node was {1 / speeds[0]:.2g} times and the trainer "
+                    f"{1 / own_speed:.2g} times as fast as now")  # fmt: skip
+            if given is not None:
+                warnings.warn(f"{said}; measure again with `headwater profile`", stacklevel=3)
+            else:
+                log.warning("measuring again: %s", said)
+                profile, speeds, own_speed = None, [1.0] * len(clients), 1.0
+    if profile is not None:
         if shipped is not None and precision in profile.deviations:
             deviations = {}
             with progress.step(f"measuring the error of {precision}"):
@@ -186,18 +189,32 @@ def measure(
             scratch = path.with_suffix(f".{os.getpid()}")
             scratch.write_text(profile.dumps())
             scratch.replace(path)
+    watts: dict[str, Any] = {name: {"idle_w": idle, "busy_w": busy} for name, (idle, busy) in (power or {}).items()}
     nodes = tuple(
-        Device(client.name, cores=float(hello["cores"]) / world, memory_bytes=int(hello["memory_bytes"]), speed=speed)
+        Device(client.name, cores=float(hello["cores"]) / world, memory_bytes=int(hello["memory_bytes"]), speed=speed,
+               **watts.get("node", {}))
         for client, hello, speed in zip(clients, hellos, speeds, strict=True)
-    )
-    trainer = Device("trainer", cores=usable_cores(), speed=own_speed)
+    )  # fmt: skip
+    beside = _trainers_here(world)
+    trainer = Device("trainer", cores=usable_cores() / beside, memory_bytes=memory_bytes() // beside, speed=own_speed,
+                     **watts.get("trainer", {}))  # fmt: skip
+    accelerator = None
+    if profile.trainer.suffix_on == "accelerator":
+        accelerator = Device("accelerator", **watts.get("accelerator", {}))
     way = Link(fetched.bytes_per_s, fetched.bytes_per_s) if fetched else None
-    rig = Rig(nodes, tuple(links), trainer, trainer_link=port, store_link=way, trainer_reads=fetched is not None,
-              shared_cores=embedded)  # fmt: skip
+    rig = Rig(nodes, tuple(links), trainer, accelerator, trainer_link=port, store_link=way,
+              trainer_reads=fetched is not None, shared_cores=embedded)  # fmt: skip
     if shipped is not None:
         for client in clients:
             client.needs(shipped.digest, shipped.path)
-    return Measured(profile, rig, shipped, all(client.has_prefix() for client in clients), tuple(cuts))
+    missing = tuple(client.name for client in clients if shipped is not None and not client.has_prefix())
+    return Measured(profile, rig, shipped, missing, tuple(cuts))
+
+
+def _trainers_here(world: int) -> int:
+    """How many of the job's trainers share this machine, as torchrun tells it."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return min(int(told), world) if told.isdigit() and int(told) > 0 else 1
 
 
 def _speeds(
@@ -207,7 +224,7 @@ def _speeds(
     holdings: Holdings | None,
     clients: Sequence[NodeClient],
     refs: Sequence[SampleRef],
-    fetched: _Fetched | None,
+    fetched: Fetched | None,
     seed: int,
     no_drift: float = NO_DRIFT,
 ) -> tuple[list[float], float]:
@@ -224,13 +241,13 @@ def _speeds(
 
     with ThreadPoolExecutor(len(clients)) as pool:
         speeds = list(pool.map(of_node, clients))
-    here_s = 0.0 if fetched is None else _decode_s(pipeline, fetched, seed)
+    here_s = 0.0 if fetched is None else decode_s(pipeline, fetched, seed)
     return speeds, _speed(profile.trainer.decode_s, here_s, no_drift)
 
 
 def _speed(then_s: float, now_s: float, no_drift: float) -> float:
     ratio = then_s / now_s if then_s > 0 and now_s > 0 else 1.0
-    return 1.0 if 1 / no_drift < ratio < no_drift else min(max(ratio, 1 / MAX_DRIFT), MAX_DRIFT)
+    return 1.0 if 1 / no_drift < ratio < no_drift else min(max(ratio, SLOWEST), 1 / SLOWEST)
 
 
 def _ship(captured: Captured, offered: tuple[Cut, ...]) -> Shipped | None:
@@ -291,7 +308,7 @@ def _profile(
     export_s: float,
     cores: float,
     refs: tuple[SampleRef, ...],
-    fetched: _Fetched | None,
+    fetched: Fetched | None,
     link: Link,
     progress: Progress,
     precision: str,
@@ -303,9 +320,12 @@ def _profile(
                             outputs=shipped.names_at(deepest) if shipped else None)  # fmt: skip
     chunk = Chunk(extraction, "probe", seed, 0, 0, refs, reuse=False)  # what is measured is making rows
     client = clients[0]
+    if shipped:
+        client.needs(shipped.digest, shipped.path)
+        if not client.has_prefix():
+            with progress.step(f"sending the prefix ({shipped.num_bytes / 1e6:.1f} MB) to {client.name}"):
+                client.prepare()
     with progress.step(f"measuring work on {client.name}"):
-        if shipped:
-            client.needs(shipped.digest, shipped.path)
         client.prepare()
         found = client.probe(chunk)
     reduced, deviations = dict[str, tuple[float | None, ...]](), dict[str, Deviation]()
@@ -327,7 +347,8 @@ def _profile(
                 warnings.warn(f"fp32 is used: {error}", stacklevel=4)
     with progress.step("measuring work here"):
         batch = min(batch_size, MAX_BATCH)
-        curves = _model_costs(captured, cuts, deepest, batch)
+        base_bytes = resident_bytes()
+        suffix_s, step_bytes = model_costs(captured, cuts, deepest, batch)
         local = _local_costs(pipeline, fetched, seed)
         receive_s_per_byte, send_s_per_byte = _byte_costs(client, link)
         num_asked = min(NUM_ASKED, max(NODE_BATCH + 1, int(ASK_S / max(float(found["pipeline_s"]), 1e-6))))
@@ -345,7 +366,11 @@ def _profile(
             receive_s_per_byte=receive_s_per_byte,
             receive_s_per_row=receive_s_per_row,
             decode_s_per_byte=_decode_costs(found["encode_s_per_byte"], pipeline),
-            suffix_s=curves,
+            suffix_s=suffix_s,
+            suffix_on="host" if captured.example[0].device.type == "cpu" else "accelerator",
+            suffix_row_bytes=step_bytes,
+            base_bytes=base_bytes,
+            num_threads=torch.get_num_threads(),
         ),
         sizes=Sizes(
             sample_bytes=float(np.where(samples.lengths < 0, samples.sizes, samples.lengths).mean()),
@@ -429,143 +454,6 @@ def _node_costs(
     )
 
 
-def _model_costs(captured: Captured, cuts: Sequence[Cut], deepest: Cut, batch: int) -> tuple[float | None, ...]:
-    """CPU-seconds a row of what is behind each cut: forward, and backward where something is trainable."""
-    device = captured.example[0].device
-    near = NearModel(captured)
-    tensors_of = (*near.original.named_parameters(), *near.original.named_buffers())
-    state = [(tensor, tensor.detach().clone()) for _, tensor in tensors_of]
-    grads = {name: each.grad for name, each in near.original.named_parameters()}
-    for each in near.original.parameters():
-        each.grad = None  # what is there must not be added to
-    shapes = deepest.boundary if deepest.index else captured.inputs
-    tensors = tuple(
-        torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype), device=device) for spec in shapes
-    )
-
-    def step(tensors: tuple[torch.Tensor, ...]) -> None:
-        output = near(Rows(tensors, deepest.index)) if deepest.index else near(*tensors)
-        loss = sum(each.float().square().mean() for each in _tensors(output))
-        if isinstance(loss, torch.Tensor) and loss.requires_grad:
-            loss.backward()
-
-    try:
-        with torch.random.fork_rng(devices=[]):
-            rows = _enough_rows(lambda: step(_first(tensors)), batch)
-            behind_s = _cpu_s(lambda: step(_first(tensors, rows))) / rows
-    finally:  # running statistics and gradients as they were
-        with torch.no_grad():
-            for tensor, kept in state:
-                tensor.copy_(kept)
-        for name, each in near.original.named_parameters():
-            each.grad = grads[name]
-    if not deepest.index:
-        return (behind_s,) + (None,) * (len(cuts) - 1)
-    inputs = tuple(
-        torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype), device=device) for spec in captured.inputs
-    )
-    prefix = prefix_module(captured, deepest)
-    with torch.inference_mode():
-        # As many rows as in training where there is time: with fewer, layers that cost by their weights or their number
-        # seem too dear.
-        rows = _enough_rows(lambda: prefix(*_first(inputs)), batch)
-        inputs = _first(inputs, rows)
-        whole_s = _cpu_s(lambda: prefix(*inputs)) / rows
-    curve = spread(whole_s, time_places(captured, inputs, deepest.index))
-    return tuple(behind_s + whole_s - each for each in curve) + (None,) * (len(cuts) - len(curve))
-
-
-def _first(tensors: tuple[torch.Tensor, ...], rows: int = LEAST_ROWS) -> tuple[torch.Tensor, ...]:
-    return tuple(each[:rows] for each in tensors)
-
-
-def _enough_rows(work: Callable[[], Any], batch: int) -> int:
-    """How many rows to measure with, from the time that `LEAST_ROWS` take; `batch` at most."""
-    work()
-    start = time.process_time()
-    work()
-    row_s = (time.process_time() - start) / LEAST_ROWS
-    return min(batch, max(LEAST_ROWS, int(PASS_S / max(row_s, 1e-9))))
-
-
-def _tensors(output: Any) -> list[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        return [output] if output.is_floating_point() else []
-    if isinstance(output, dict):
-        output = tuple(output.values())
-    return [each for part in output for each in _tensors(part)] if isinstance(output, (tuple, list)) else []
-
-
-@dataclass(frozen=True)
-class _Fetched:
-    """Samples that were read from here, several at once."""
-
-    refs: Sequence[SampleRef]
-    data: dict[int, bytes]  # of the first of them, by their place
-    bytes_per_s: float
-    cpu_s: float  # of one
-
-
-def _fetch(samples: Samples) -> _Fetched | None:
-    """Read some as a trainer that moves nothing would; None where this machine has no way to the store.
-
-    In a random order, always the same, and none twice while there are others: what was just read is answered sooner.
-    """
-    order = np.random.default_rng(0).permutation(len(samples))[:MAX_FETCHED]
-    refs = samples.take(order)
-
-    def read(ref: SampleRef) -> bytes:
-        try:
-            return bytes(read_sample(store, ref))
-        except BadSampleError:
-            return b""  # a job meets it in its turn
-
-    done: list[tuple[float, int]] = []
-    data: dict[int, bytes] = {}
-    start = cpu = last_start = 0.0
-
-    def timed(number: int) -> None:
-        nonlocal last_start
-        taken_s, enough = time.perf_counter() - start, number >= NUM_SAMPLES
-        is_thin = taken_s > FETCH_S and (len(done) >= ENOUGH_READS or taken_s > FETCH_AT_MOST_S)
-        if (enough and taken_s > FETCH_AT_LEAST_S) or is_thin:
-            return  # long enough; or a thin link and large samples: these will do
-        last_start = max(last_start, taken_s)
-        found = read(refs[number % len(refs)])
-        done.append((time.perf_counter() - start, len(found)))
-        if number < min(NUM_SAMPLES, len(refs)):
-            data[number] = found
-
-    try:
-        store = open_store(samples.url)
-        start = time.perf_counter()
-        read(refs[0])  # connects; and where nothing answers, one read tells
-        num_readers = NUM_READERS if time.perf_counter() - start < SLOW_READ_S else FEW_READERS
-        with ThreadPoolExecutor(num_readers) as pool:
-            start, cpu = time.perf_counter(), time.process_time()
-            list(pool.map(timed, range(MAX_FETCHED)))
-            cpu_s = time.process_time() - cpu
-    except (StoreError, ChangedError) as error:  # no way there, or to something else of the same name
-        log.info("plans that move nothing are left out, since samples can't be read from here: %s", error)
-        return None
-    return _Fetched(refs, data, _rate(done, last_start), cpu_s / len(done))
-
-
-def _rate(done: Sequence[tuple[float, int]], last_start: float) -> float:
-    """Bytes a second of reads under way together, from when each ended and its bytes.
-
-    Of many, those between the end of one read and of another with as many under way at both moments: what had come of
-    them by the first is counted with those that end, what has come of them by the second is not. Of a few, all: the
-    way is thin, and the last of them alone keeps it full.
-    """
-    skip = max(sum(when < SETTLES * last_start for when, _ in done), NUM_READERS)
-    counted = [(when, size) for when, size in done[skip:] if when <= last_start]
-    begin = done[skip - 1][0] if len(counted) >= MANY_READS else 0.0
-    if not begin:
-        counted = list(done)
-    return max(sum(size for _, size in counted), 1) / max(counted[-1][0] - begin, 1e-6)
-
-
 def measure_here(
     samples: Samples, pipeline: Transforms, profile: Profile, seed: int, holdings: Holdings | None = None
 ) -> tuple[Link | None, float | None]:
@@ -573,10 +461,10 @@ def measure_here(
 
     Only downwards is measured: requests are small.
     """
-    fetched = None if holdings is not None else _fetch(samples)
+    fetched = None if holdings is not None else fetch(samples)
     if fetched is None:
         return None, None
-    now_s = _decode_s(pipeline, fetched, seed)
+    now_s = decode_s(pipeline, fetched, seed)
     return Link(fetched.bytes_per_s, fetched.bytes_per_s), _speed(profile.trainer.decode_s, now_s, 1.0)
 
 
@@ -593,30 +481,17 @@ def measure_port(clients: Sequence[NodeClient], links: Sequence[Link]) -> Link |
     return Link(down, max(link.up_bytes_per_s for link in links))
 
 
-def _local_costs(pipeline: Transforms, fetched: _Fetched | None, seed: int) -> dict[str, float]:
+def _local_costs(pipeline: Transforms, fetched: Fetched | None, seed: int) -> dict[str, float]:
     """What reading and decoding costs here; without reading where this machine has no way to the store."""
     found: dict[str, float] = {"finish_s": 0.0}
     pixels = np.zeros((8, *pipeline.pixel_spec.shape), np.uint8)
     if pipeline.is_float:
-        found["finish_s"] = _cpu_s(lambda: pipeline.finish(pixels)) / len(pixels)
+        found["finish_s"] = cpu_s(lambda: pipeline.finish(pixels)) / len(pixels)
     if fetched is None:
         return found
     found["fetch_s"] = fetched.cpu_s
-    found["decode_s"] = _decode_s(pipeline, fetched, seed)
+    found["decode_s"] = decode_s(pipeline, fetched, seed)
     return found
-
-
-def _decode_s(pipeline: Transforms, fetched: _Fetched, seed: int) -> float:
-    """CPU-seconds here for one sample."""
-    start, done = time.thread_time(), 0
-    for number, each in fetched.data.items():
-        ref = fetched.refs[number]
-        try:
-            pipeline.pixels(each, ref.key, Draw(seed, 0, ref.id))
-            done += 1
-        except HeadwaterError:
-            continue
-    return (time.thread_time() - start) / max(done, 1)
 
 
 def _decode_costs(names: Iterable[str], pipeline: Transforms) -> dict[str, float]:
@@ -626,7 +501,7 @@ def _decode_costs(names: Iterable[str], pipeline: Transforms) -> dict[str, float
     costs = {}
     for name in names:
         columns = codecs.encode(name, [rows], (spec,))
-        costs[name] = _cpu_s(partial(codecs.decode, name, columns, (spec,)), 0.1) / rows.nbytes
+        costs[name] = cpu_s(partial(codecs.decode, name, columns, (spec,)), 0.1) / rows.nbytes
     return costs
 
 
@@ -657,13 +532,3 @@ def _wire_costs(
         client.rows(replace(chunk, samples=(ref,)), stopped)
     nodes_s = (float(client.hello()["cpu_s"]) - before) / len(lone)
     return max(0.0, nodes_s - float(found["pipeline_cpu_s"])), ours_s
-
-
-def _cpu_s(work: Callable[[], Any], at_least_s: float = 0.5) -> float:
-    """CPU-seconds of one run; the first warms up and does not count."""
-    work()
-    start, runs = time.process_time(), 0
-    while runs < 2 or (time.process_time() - start < at_least_s and runs < 100):
-        work()
-        runs += 1
-    return (time.process_time() - start) / runs

@@ -6,13 +6,14 @@ what was not handed out yet under the new one. The loader does that between two 
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
@@ -33,7 +34,7 @@ from headwater.data.samples import Samples
 from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
 from headwater.data.wire import Chunk, Extraction
-from headwater.errors import ConfigError, PlanError
+from headwater.errors import ConfigError, PlanError, UnreachableError
 from headwater.model.capture import Captured
 from headwater.model.near import NearModel, Rows
 from headwater.model.ship import Shipped, cuts_to_ship, ship, shipped_before
@@ -46,6 +47,8 @@ from headwater.train.inline import InlineWorker
 from headwater.train.inorder import in_order
 from headwater.train.precision import calibrated, check_possible, deviation
 from headwater.train.reply import Reply, Worker
+
+log = logging.getLogger(__name__)
 
 Finish = Callable[[list[np.ndarray], np.ndarray], Any]
 
@@ -160,7 +163,7 @@ class Source:
                 feed.abandon()
         return True
 
-    @contextmanager
+    @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Nothing is asked for inside this block, so that links can be measured; what is under way is dropped.
 
@@ -346,15 +349,24 @@ class Source:
         given = self._setting
         shipped = given.shipped
         if shipped is None or cut.index not in shipped.cuts:
-            shipped = self._shipped_before(cut)
+            shipped = None
+            with contextlib.suppress(UnreachableError):  # a node that is away can't say what it has
+                shipped = self._shipped_before(cut)
         if shipped is None:
             with given.progress.step(f"exporting the prefix up to {cut.name}"):
                 shipped = ship(given.captured, cut)
+        away = []
         for client in given.clients:
             client.needs(shipped.digest, shipped.path)
-            if not client.has_prefix():
-                with given.progress.step(f"sending the prefix ({shipped.num_bytes / 1e6:.1f} MB) to {client.name}"):
-                    client.prepare()
+            try:
+                if not client.has_prefix():
+                    with given.progress.step(f"sending the prefix ({shipped.num_bytes / 1e6:.1f} MB) to {client.name}"):
+                        client.prepare()
+            except UnreachableError as error:  # the feed asks it again and again, and sends the file when it is back
+                log.info("%s gets its prefix later: %s", client.name, error)
+                away.append(error)
+        if len(away) == len(given.clients):
+            raise away[0]
         return shipped
 
     def _shipped_before(self, cut: Cut) -> Shipped | None:

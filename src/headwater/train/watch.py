@@ -6,6 +6,7 @@ decision is carried out between two batches (`Source.held`, `Source.adopt`), and
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from headwater.core.cost import Estimate, estimate
 from headwater.core.cut import Cut
-from headwater.core.loads import JobSize
+from headwater.core.loads import JobSize, upload_s
 from headwater.core.plan import Plan
 from headwater.core.profile import Profile
 from headwater.core.replan import Replan, Replanner, Window, worth_switching
@@ -74,8 +75,12 @@ class Watch:
         measure_here: Callable[[], tuple[Link | None, float | None]],
         check_cut: Callable[[int], None] = lambda index: None,
         precisions: tuple[str, ...] = ("fp32",),
+        file_bytes: int = 0,
     ) -> None:
-        """`check_cut` raises if what is in front of a cut is no longer what it was when the job began."""
+        """`check_cut` raises if what is in front of a cut is no longer what it was when the job began.
+
+        `file_bytes` has the file that serves all cuts; nodes that lack it are sent it.
+        """
         self._source = source
         self._clients = list(clients)
         self._cuts = tuple(cuts)
@@ -93,7 +98,8 @@ class Watch:
             device.name: int(hellos[device.name]["num_threads"]) * device.cores / float(hellos[device.name]["cores"])
             for device in rig.nodes
         }
-        self._placed = self._is_placed()
+        self._file_bytes = file_bytes
+        self._missing = self._without_file()
         self._replanner = Replanner(source.plan, self._cuts, profile, rig, batch_size=size.batch_size)
         self._believed = rig
         self._version = -1
@@ -208,7 +214,7 @@ class Watch:
             if self._may_pay(before, rig):
                 with self._source.held():
                     rig = self._measure(rig)
-                    self._placed = self._is_placed()
+                    self._missing = self._without_file()
                     now, best = self._compare(before, rig)
                     if best.plan != before and worth_switching(now, best):
                         self._check_cut(best.plan.cut)  # again: it may have begun to learn meanwhile
@@ -243,19 +249,18 @@ class Watch:
 
     def _compare(self, plan: Plan, rig: Rig) -> tuple[Estimate, Estimate]:
         """What the plan takes on this rig, and what the best one takes there."""
-        found = search(self._open_cuts(), self._profile, rig, replace(self._size, counts_setup=not self._placed),
-                       codecs=self._codecs, precisions=self._precisions)  # fmt: skip
+        size = replace(self._size, setup_s=upload_s(rig, self._missing, self._file_bytes))
+        found = search(self._open_cuts(), self._profile, rig, size, codecs=self._codecs, precisions=self._precisions)
         return estimate(plan, self._cuts, self._profile, rig, self._size), found.best
 
-    def _is_placed(self) -> bool:
-        """Whether every node that answers has the file of all cuts."""
+    def _without_file(self) -> list[str]:
+        """The nodes that answer and don't have the file of all cuts."""
+        found = []
         for client in self._clients:
-            try:
+            with contextlib.suppress(HeadwaterError):  # away for now; the feed asks it again and again
                 if not client.has_prefix():
-                    return False
-            except HeadwaterError:
-                continue  # away for now; the feed asks it again and again
-        return True
+                    found.append(client.name)
+        return found
 
     def _open_cuts(self) -> tuple[Cut, ...]:
         """Those with nothing in front of them that has begun to learn: under an earlier cut, that is allowed."""
@@ -271,13 +276,16 @@ class Watch:
 
     def _measure(self, rig: Rig) -> Rig:
         """Links, port, the way to the store and this machine as they are now, with nothing else on them."""
-        links, there = [], []
-        for client, known in zip(self._clients, rig.links, strict=True):
+        nodes, links, there = [], [], []
+        for client, device, known in zip(self._clients, rig.nodes, rig.links, strict=True):
             try:
                 down, up, latency_s = client.measure_link(MEASURE_S)
+                memory_bytes = int(client.hello()["memory_bytes"])  # may have become less, where a cgroup holds it
             except HeadwaterError:
+                nodes.append(device)
                 links.append(known)  # away for now; the feed asks it again and again
             else:
+                nodes.append(replace(device, memory_bytes=memory_bytes))
                 links.append(Link(down, up, latency_s))
                 there.append((client, links[-1]))
         store, speed = self._measure_here()
@@ -286,8 +294,8 @@ class Watch:
             port = measure_port([client for client, _ in there], [link for _, link in there])
         # What slows a node may slow the trainer, too: machines of one make, or two cores of one machine.
         trainer = rig.trainer if speed is None else replace(rig.trainer, speed=speed)
-        return replace(rig, links=tuple(links), trainer=trainer, trainer_link=port, store_link=store,
-                       trainer_reads=store is not None)  # fmt: skip
+        return replace(rig, nodes=tuple(nodes), links=tuple(links), trainer=trainer, trainer_link=port,
+                       store_link=store, trainer_reads=store is not None)  # fmt: skip
 
 
 def _has_faster_link(before: Rig, after: Rig) -> bool:

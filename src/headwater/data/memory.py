@@ -1,10 +1,12 @@
-"""How much memory a node has: the machine's, or less where a cgroup says so. Owns that one question."""
+"""Memory: how much this machine has (all of it, or less where a cgroup says so), and how much this process takes."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
+_C = ctypes.CDLL(None)
 # Version 2 and version 1 of the kernel's control groups; inside a container they name the container's own limit.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -19,6 +21,33 @@ def memory_bytes() -> int:
         except (OSError, ValueError):  # no such group, or "max"
             continue
     return min(found)
+
+
+def resident_bytes() -> int:
+    """What this process holds now.
+
+    Without what was used once and is free again: loading an engine leaves much of that, and runs would seem to need
+    nothing because they find it there.
+    """
+    if hasattr(_C, "malloc_trim"):  # of glibc
+        _C.malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def reset_peak() -> int | None:
+    """Forget the highest resident size so far; returns the present one. None where the system does not allow it."""
+    resident = resident_bytes()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    return resident
+
+
+def peak_bytes() -> int:
+    """The highest resident size since it was last forgotten."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def _own_limits() -> list[str]:
