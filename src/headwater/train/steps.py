@@ -22,7 +22,7 @@ from headwater.model.places import time_places
 from headwater.model.split import prefix_module
 
 PASS_S = 0.75  # that one run of the model may take here; of a slower one, fewer rows are run
-LEAST_ROWS = 4
+LEAST_ROWS = 2
 ENOUGH_S, FEW_S, MAX_RUNS = 0.5, 0.1, 100  # a clock needs no more than that
 
 
