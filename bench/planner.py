@@ -72,12 +72,12 @@ def run(*, quick: bool, console: Console) -> Result:
                 for _, link, share in [case for case in wanted if case[0] == name]:
                     up.set_rate("trainer", link)
                     up.set_cpu("storage", share)
-                    cases.append(one_case(trainer, name, link, share, quick))
+                    cases.append(one_case(trainer, node.address, name, link, share, quick))
                     console.print(tell(cases[-1]), style="dim")
     return result(cases, quick, what)
 
 
-def one_case(trainer: Remote, name: str, link: float, share: float, quick: bool) -> dict[str, Any]:
+def one_case(trainer: Remote, address: str, name: str, link: float, share: float, quick: bool) -> dict[str, Any]:
     start = time.perf_counter()
     found = trainer.ask(what="plan", codec=CODEC)
     choice = found["plan"]
@@ -126,7 +126,7 @@ def one_case(trainer: Remote, name: str, link: float, share: float, quick: bool)
         "num_run": len(rates),
         "num_bounded": len(bounded),
         "worst_per_s": min([*medians.values(), *bounded.values()]),
-        "limited_by": estimates[_key(choice)]["estimated"]["limiting"].split(" grpc:")[0],
+        "limited_by": estimates[_key(choice)]["estimated"]["limiting"].replace(address, "the node"),
         "plan_s": found["plan_s"],
         "case_s": time.perf_counter() - start,
     }

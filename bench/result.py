@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,8 @@ class Result:
         lines = [
             f"# {self.name}",
             "",
-            f"Made by `{command}`, Python {platform.python_version()}, {machine()}. Measured.",
+            f"Made by `{command}` on {date.today()}{_commit()}, Python {platform.python_version()}, {machine()}. "
+            "Measured.",
             "",
         ]
         lines += ["| number | measured | goal |", "|---|---|---|"]
@@ -97,6 +100,16 @@ def machine() -> str:
 
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"{os.cpu_count()} cores, {pages / 2**30:.0f} GiB, {platform.machine()}"
+
+
+def _commit() -> str:
+    """The commit that ran, where it can be told; with a mark if files differed from it."""
+    try:
+        found = subprocess.run(["git", "describe", "--always", "--dirty=, changed"], cwd=FOLDER.parent, text=True,
+                               capture_output=True, check=True)  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f" at {found.stdout.strip()}"
 
 
 def _plain(value: Any) -> str:

@@ -44,7 +44,7 @@ def cuts(
     pixels = 3 * size * size
     best = smallest_cut(found, pixel_bytes=pixels)
     table = Table(title=f"cuts of {model} at {size}×{size}", title_justify="left", caption_justify="left",
-                  caption=f"a picture's pixels as bytes: {pixels:,}; ★ fewest bytes, the default cut")  # fmt: skip
+                  caption=f"a picture's pixels as bytes: {pixels:,}; ★ fewest bytes")  # fmt: skip
     for title in ("index", "cut", "what crosses", "bytes a row", "of the pixels", "prefix parameters"):
         table.add_column(title, justify="left" if title in ("cut", "what crosses") else "right", overflow="fold")
     if all_cuts:

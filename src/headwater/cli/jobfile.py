@@ -32,6 +32,7 @@ class DataPart:
     url: str
     transforms: list[Any] | str
     validation: str = ""
+    validation_transforms: list[Any] | str | None = None
     layout: str = "auto"
     path_column: str | int | None = None
     label_column: str | int | None = None

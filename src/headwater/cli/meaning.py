@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from headwater.cli.jobfile import JobFile
+from headwater.cli.jobfile import JobFile, PlanPart
 from headwater.cli.models import build_model
 from headwater.errors import ConfigError
 
@@ -12,7 +13,7 @@ from headwater.errors import ConfigError
 def near_options(file: JobFile) -> dict[str, Any]:
     """The arguments of `near` that training, validation and planning share."""
     options = {
-        "transforms": transforms_of(file),
+        "transforms": transforms_of(file, file.data.transforms),
         "batch_size": file.train.batch_size,
         "seed": file.train.seed,
         "layout": file.data.layout,
@@ -26,6 +27,11 @@ def near_options(file: JobFile) -> dict[str, Any]:
         "power": file.power.known(),
     }
     if file.plan.file not in ("", "auto"):
+        given = [name for name in ("profile", "cut", "codec", "precision")
+                 if getattr(file.plan, name) != getattr(PlanPart(), name)]  # fmt: skip
+        if given:
+            raise ConfigError(f"[plan] file fixes all of the plan, and {', '.join(given)} is given as well; leave out "
+                              "file, or the others")  # fmt: skip
         return {**options, "plan": file.path(file.plan.file), "tolerance": file.plan.tolerance}
     if file.plan.profile:
         options["profile"] = file.path(file.plan.profile)
@@ -38,6 +44,7 @@ def model_of(file: JobFile) -> Any:
 
     from headwater.model.freeze import freeze
 
+    _look_beside(file)
     model = build_model(file.model.name, file.model.arguments)
     if file.model.weights:
         path = file.path(file.model.weights)
@@ -52,14 +59,22 @@ def model_of(file: JobFile) -> Any:
     return model
 
 
-def transforms_of(file: JobFile) -> Any:
-    if not isinstance(file.data.transforms, str):
-        return file.data.transforms
+def _look_beside(file: JobFile) -> None:
+    """Modules that a job file names may lie beside it."""
+    if (folder := str(file.folder)) not in sys.path:
+        sys.path.append(folder)
+
+
+def transforms_of(file: JobFile, given: list[Any] | str) -> Any:
+    """The transforms that a field of the job file stands for."""
+    if not isinstance(given, str):
+        return given
     from importlib import import_module
 
-    module, _, function = file.data.transforms.partition(":")
+    _look_beside(file)
+    module, _, function = given.partition(":")
     try:
         return getattr(import_module(module), function)()
     except Exception as error:
-        raise ConfigError(f"[data] transforms = {file.data.transforms!r} must be a list, or package.module:FUNCTION "
+        raise ConfigError(f"[data] transforms = {given!r} must be a list, or package.module:FUNCTION "
                           f"that returns them: {type(error).__name__}: {error}") from error  # fmt: skip

@@ -100,7 +100,7 @@ def _transforms(file: JobFile | None, resize: int, crop: int) -> Transforms:
         return Transforms(ops)
     if resize or crop:
         raise ConfigError("--resize and --crop are for packing without a job file; with --job its transforms are used")
-    given = transforms_of(file)
+    given = transforms_of(file, file.data.transforms)
     steps = given if isinstance(given, list | tuple) else [given]
     ours = isinstance(given, Transforms) or all(isinstance(step, Op | dict) for step in steps)
     return as_transforms(given) if ours else from_torchvision(given)[0]

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headwater.cli.jobfile import JobFile, read_job
-from headwater.cli.meaning import model_of, near_options
+from headwater.cli.meaning import model_of, near_options, transforms_of
 from headwater.cli.needs import needs_torch
 from headwater.errors import ConfigError, HeadwaterError
 
@@ -63,6 +63,8 @@ def run(file: JobFile, resume: bool) -> None:
         if file.data.validation:  # now, so that what is wrong with it is found before the first step
             planned = ("cut", "codec", "plan", "profile", "precision", "tolerance")
             same = {name: value for name, value in common.items() if name not in planned}
+            if file.data.validation_transforms is not None:
+                same |= {"transforms": transforms_of(file, file.data.validation_transforms), "views": 0}
             plan = replace(job.plan, precision="fp32")  # as the trained model will be used
             check = stack.enter_context(
                 hw.near(model, file.url(file.data.validation), shuffle=False, plan=plan, **same)
