@@ -33,6 +33,7 @@ from bench.peers.stages import Bound, CutStages, Stages, bound
 from bench.result import Result
 from bench.rig import Host, Link, Rig, RigError, RigUp
 from bench.rig.python import python_env
+from bench.rig.remote import Remote
 from bench.rig.traffic import cpu_s_per_byte, mbit_per_s
 
 TITLES = {"lite0": "EfficientNet-lite0", "mobilenet": "MobileNetV3-small"}
@@ -175,12 +176,22 @@ class Side:
     def __init__(self, up: RigUp, name: str, about: dict[str, Any], env: dict[str, str]) -> None:
         self.name = name
         self._up = up
-        self._worker = up.open("trainer", "bench.peers.worker:Worker", env=env, side=name, **about)
+        self._about = {**about, "env": env}
+        self._worker = self._start()
+
+    def _start(self) -> Remote:
+        return self._up.open("trainer", "bench.peers.worker:Worker", side=self.name, **self._about)
 
     def open(self, model: str, rate: float) -> dict[str, Any]:
         """Make ready for this model and link."""
         found: dict[str, Any] = self._worker.ask(do="open", model=model, mbit_per_s=rate)
         return found
+
+    def restart(self, model: str, rate: float) -> None:
+        """Another process in place of this one, made ready."""
+        self._worker.close()
+        self._worker = self._start()
+        self.open(model, rate)
 
     def measure(self, rate: float, seconds: float, epoch: int) -> dict[str, float]:
         before = self._up.usage("trainer")
@@ -300,7 +311,15 @@ def measure_point(
             point.plan = opened
     for number in range(size.repeats):
         up.set_rate("trainer", FAST)
-        settle(up)
+        try:
+            settle(up)
+        except (
+            RigError
+        ) as error:  # a loader that does not end; the others are not to blame, but who it is can't be told
+            console.print(f"all sides' processes are started anew: {error}")
+            for side in sides:
+                side.restart(model, rate)
+            settle(up)
         point.stages.append(stages.measure())
         for side in sides if number % 2 == 0 else sides[::-1]:
             if number and isinstance(side, RaySide):
@@ -331,7 +350,7 @@ def measure(up: RigUp, side: Side, rate: float, epoch: int, size: Size) -> dict[
 def settle(up: RigUp, quiet_s: float = 0.4, within_s: float = 60.0) -> None:
     """Wait until nothing of an earlier measurement still comes over the link or runs on the trainer."""
     deadline = time.monotonic() + within_s
-    earlier = up.usage("trainer")
+    earlier = passed = up.usage("trainer")
     while time.monotonic() < deadline:
         time.sleep(quiet_s)
         now = up.usage("trainer")
@@ -339,7 +358,9 @@ def settle(up: RigUp, quiet_s: float = 0.4, within_s: float = 60.0) -> None:
         if passed.received_bytes < 2000 and passed.cpu_s < 0.1 * quiet_s:
             return
         earlier = now
-    raise RigError(f"the trainer's link did not come to rest within {within_s:g} s")
+    busy = "; ".join(up.busiest("trainer", 1.0)) or "no process"
+    raise RigError(f"the trainer's host did not come to rest within {within_s:g} s: in the last {quiet_s:g} s "
+                   f"{passed.received_bytes:,} bytes came; busy (cores): {busy}")  # fmt: skip
 
 
 # What comes out

@@ -60,6 +60,16 @@ class Group:
     def cpu_s(self) -> float:
         return int(self._read("cpuacct", "cpuacct.usage")) / 1e9
 
+    def processes(self) -> dict[int, tuple[float, str]]:
+        """By their ids: the CPU-seconds that each has used, and its command."""
+        found = {}
+        for pid in _pids(self._folder("cpuacct")):
+            with contextlib.suppress(OSError):  # ended meanwhile
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), command.strip()
+        return found
+
     def memory_bytes(self) -> tuple[int, int, int]:
         """Now, at most, and of processes alone."""
         stat = dict(line.split() for line in self._read("memory", "memory.stat").splitlines())
