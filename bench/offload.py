@@ -313,9 +313,7 @@ def measure_point(
         up.set_rate("trainer", FAST)
         try:
             settle(up)
-        except (
-            RigError
-        ) as error:  # a loader that does not end; the others are not to blame, but who it is can't be told
+        except RigError as error:  # a loader that does not end
             console.print(f"all sides' processes are started anew: {error}")
             for side in sides:
                 side.restart(model, rate)
