@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headwater.cli.jobfile import read_job
-from headwater.cli.train import run
+from headwater.cli.train import _CtrlC, run
 from headwater.errors import ConfigError
 
 EPOCHS = 8
@@ -117,3 +117,16 @@ def test_views_and_the_size_of_the_cache_reach_the_job(command, pictures):
     file = read_job(command.job("viewed", pictures, extra='views = 3\n[nodes]\ncache = "5MB"'))
     options = near_options(file)
     assert (options["views"], options["node_cache"]) == (3, "5MB")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_ctrl_c_that_a_finaliser_swallows_still_ends_the_run():
+    class Finaliser:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)  # the handler runs here
+
+    with _CtrlC() as ctrl_c:
+        Finaliser()
+        with pytest.raises(KeyboardInterrupt), ctrl_c.step():
+            pass

@@ -58,6 +58,7 @@ def run(file: JobFile, resume: bool) -> None:
     optimizer = _optimizer(file, [each for each in model.parameters() if each.requires_grad])
     common = near_options(file)
     with ExitStack() as stack:
+        ctrl_c = stack.enter_context(_CtrlC())
         job = stack.enter_context(hw.near(model, file.url(file.data.url), shuffle=file.train.shuffle, **common))
         check = None
         if file.data.validation:  # now, so that what is wrong with it is found before the first step
@@ -83,7 +84,7 @@ def run(file: JobFile, resume: bool) -> None:
 
         try:
             while job.loader.state_dict()["epoch"] < file.train.epochs:
-                line = _epoch(job, optimizer, file, console, position, save)
+                line = _epoch(job, optimizer, file, console, position, save, ctrl_c)
                 if check is not None:
                     line["accuracy"] = _accuracy(check)
                 save()
@@ -105,6 +106,7 @@ def _epoch(
     console: Console,
     position: dict[str, Any],
     save: Callable[[], None],
+    ctrl_c: _CtrlC,
 ) -> dict[str, float]:
     from torch.nn.functional import cross_entropy
 
@@ -117,7 +119,7 @@ def _epoch(
         done = len(job.loader) - job.loader.num_steps_left()
         task = bar.add_task("starting", total=len(job.loader), completed=done)
         for x, y in job.loader:
-            with _undisturbed():
+            with ctrl_c.step():
                 loss = cross_entropy(job.model(x), y)
                 optimizer.zero_grad()
                 loss.backward()
@@ -139,24 +141,35 @@ def _epoch(
     }
 
 
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """The first Ctrl-C waits for the end of the block, so a checkpoint never has half a step; a second does not."""
-    waiting = False
+class _CtrlC:
+    """Ctrl-C while a run goes on. It ends the run, at once or after the step, and is never lost: raised while Python is
+    in a finaliser, an interrupt is swallowed there."""
 
-    def note(number: int, frame: object) -> None:
-        nonlocal waiting
-        if waiting:
+    def __init__(self) -> None:
+        self._asked = self._in_step = False
+
+    def __enter__(self) -> _CtrlC:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: object) -> None:
+        again, self._asked = self._asked, True
+        if again or not self._in_step:
             raise KeyboardInterrupt
-        waiting = True
 
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if waiting:
-        raise KeyboardInterrupt
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """The first waits for the end of the block, so a checkpoint never has half a step; a second does not."""
+        self._in_step = True
+        try:
+            yield
+        finally:
+            self._in_step = False
+        if self._asked:
+            raise KeyboardInterrupt
 
 
 def _load(path: Path, parts: Mapping[str, Any]) -> None:
