@@ -123,8 +123,7 @@ def test_views_and_the_size_of_the_cache_reach_the_job(command, pictures):
 def test_a_ctrl_c_that_a_finaliser_swallows_still_ends_the_run():
     class Finaliser:
         def __del__(self):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.01)  # the handler runs here
+            signal.raise_signal(signal.SIGINT)  # the handler runs here
 
     with _CtrlC() as ctrl_c:
         Finaliser()
