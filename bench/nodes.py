@@ -168,7 +168,7 @@ def result(
         goals={f"efficiency_{MOST}": "≥ 0.9", "slow_over_share": "about 1", "node_over_bare": "≥ 0.9"},
         cases=cases,
         bound=f"efficiency {ratio('all bare', 'one bare') / MOST:.3f}: what {MOST} bare loops of Pillow and the engine "
-        f"get at once on this machine ÷ {MOST} times one of them; its cores slow each other down. With one at a "
+        f"get at once on this machine ÷ {MOST} times one of them, in the same round. With one at a "
         f"tenth, {1 - share_lost:.3f} of that. "
         "node_over_bare 1: Pillow and the engine with the same thread, and nothing else",
         limited_by="the devices' share of a core; the trainer was busy for "
