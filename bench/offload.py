@@ -56,14 +56,14 @@ class Size:
     rates: tuple[float, ...]  # the fastest first: a prefix crosses while the link is fast, as it would have long ago
     sides: tuple[str, ...]
     repeats: int
-    seconds: float  # of a measurement
+    seconds: float  # of a measurement, or to the end of its epoch
     thin_seconds: float  # of one that ships JPEGs over less than 10 Mbit/s: three batches or more
     peers_with: tuple[str, ...] = MODELS  # models that peers are measured with
     thin_upload: bool = True  # whether a prefix is sent over the link as it is, or before it is thin
     models: tuple[str, ...] = MODELS
 
 
-FULL = Size(1920, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 3, 5, 14)
+FULL = Size(1920, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 5, 8, 14)
 # Four minutes: peers with one model, and no minute in which a prefix crosses 2 Mbit/s.
 QUICK = Size(480, (1000, 2), ("plain", *PEERS[:-1], "headwater"), 1, 3, 5, peers_with=("mobilenet",), thin_upload=False)
 
@@ -266,31 +266,44 @@ class Point:
     model: str
     rate: float
     link_bytes_per_s: float
-    measured: dict[str, list[dict[str, float]]]
-    stages: list[Stages] = field(default_factory=list)
+    measured: dict[str, dict[int, dict[str, float]]]  # side → round → what was found
+    stages: dict[int, list[Stages]] = field(default_factory=dict)  # round → around Headwater's turn
     plan: dict[str, Any] = field(default_factory=dict)
 
     @property
     def limit(self) -> Bound:
-        return bound(median(self.stages), self.link_bytes_per_s)
+        return bound(median(self.all_stages), self.link_bytes_per_s)
+
+    @property
+    def all_stages(self) -> list[Stages]:
+        return [each for some in self.stages.values() for each in some]
 
     def median(self, side: str, key: str) -> float:
-        return statistics.median(each[key] for each in self.measured[side])
+        return statistics.median(each[key] for each in self.measured[side].values())
 
     def rate_of(self, side: str) -> float:
         return self.median(side, "images_per_s")
 
+    def vs(self, side: str) -> float:
+        """Headwater's rate ÷ this side's: the median over the rounds that have both."""
+        ours = self.measured["headwater"]
+        each = [ours[number]["images_per_s"] / other["images_per_s"] for number, other in self.measured[side].items()]
+        return statistics.median(each)
+
     def vs_plain(self) -> float:
-        return self.rate_of("headwater") / self.rate_of("plain")
+        return self.vs("plain")
 
     def has_peers(self) -> bool:
         return any(side in PEERS for side in self.measured)
 
     def vs_best_peer(self) -> float:
-        return self.rate_of("headwater") / max(self.rate_of(side) for side in self.measured if side in PEERS)
+        return min(self.vs(side) for side in self.measured if side in PEERS)
 
     def of_bound(self) -> float:
-        return self.rate_of("headwater") / self.limit.per_s
+        """Of what the stages allowed in the same round, in the median."""
+        allowed = {number: bound(median(some), self.link_bytes_per_s).per_s for number, some in self.stages.items()}
+        ours = self.measured["headwater"]
+        return statistics.median(ours[number]["images_per_s"] / per_s for number, per_s in allowed.items())
 
 
 def measure_point(
@@ -303,7 +316,7 @@ def measure_point(
     size: Size,
     console: Console,
 ) -> Point:
-    point = Point(model, rate, link_mbit_per_s * 1e6 / 8, {side.name: [] for side in sides})
+    point = Point(model, rate, link_mbit_per_s * 1e6 / 8, {side.name: {} for side in sides})
     for side in sides:
         up.set_rate("trainer", rate, None if size.thin_upload else FAST)
         opened = side.open(model, rate)
@@ -318,11 +331,14 @@ def measure_point(
             for side in sides:
                 side.restart(model, rate)
             settle(up)
-        point.stages.append(stages.measure())
         for side in sides if number % 2 == 0 else sides[::-1]:
-            if number and isinstance(side, RaySide):
-                continue  # its cluster takes half a minute to come and go
-            point.measured[side.name].append(measure(up, side, rate, number, size))
+            if number not in rounds_of(side, size.repeats):
+                continue
+            ours = side.name == "headwater"
+            around = [rested(up, stages)] if ours else []
+            point.measured[side.name][number] = measure(up, side, rate, number, size)
+            if ours:
+                point.stages[number] = [*around, rested(up, stages)]
     for side in sides:
         side.let_go()
     limit = point.limit
@@ -333,6 +349,20 @@ def measure_point(
         style="dim",
     )
     return point
+
+
+def rounds_of(side: Side, repeats: int) -> range:
+    """Peers in every other round; Ray, whose cluster takes half a minute to come and go, in the middle one."""
+    if isinstance(side, RaySide):
+        return range(repeats // 2, repeats // 2 + 1)
+    return range(0, repeats, 2 if side.name in PEERS else 1)
+
+
+def rested(up: RigUp, stages: StagesOf) -> Stages:
+    """The stages, with nothing of an earlier measurement beside them."""
+    up.set_rate("trainer", FAST)
+    settle(up)
+    return stages.measure()
 
 
 def measure(up: RigUp, side: Side, rate: float, epoch: int, size: Size) -> dict[str, float]:
@@ -382,8 +412,11 @@ def result(
     }
     ends = [point for point in points if point.rate in (min(size.rates), max(size.rates))]
     notes = [
-        f"{what}, batch {BATCH}; store and node on one core, trainer on the other; {size.repeats} rounds, cold epochs "
-        f"of {size.seconds:g} s ({size.thin_seconds:g} s below 10 Mbit/s where JPEGs cross), medians",
+        f"{what}, batch {BATCH}; store and node on one core, trainer on the other; {size.repeats} rounds (peers in "
+        f"every other one) of cold epochs, to their end or for {size.seconds:g} s ({size.thin_seconds:g} s below 10 "
+        "Mbit/s where JPEGs cross); medians",
+        "ratios are medians of those within a round; the stages are measured right before and right after each of "
+        "Headwater's turns",
         "images_per_s: whole steps ÷ the time from asking for the first batch to the end of the last step; "
         "steady_per_s: the same from the end of the first step on",
         "plan_s is not in the rate: a plan and its prefix are used for all epochs; the prefix was exported before"
@@ -399,7 +432,7 @@ def result(
             "each epoch, for seconds"
         )
     for model in size.models:
-        every = [each for point in points if point.model == model for each in point.stages]
+        every = [each for point in points if point.model == model for each in point.all_stages]
         notes.append(f"{TITLES[model]}, each stage alone, pictures/s: {alone(median(every))}")
     return Result(
         name="offload",
@@ -433,7 +466,7 @@ def case(point: Point, side: str) -> dict[str, Any]:
             for key in ("images_per_s", "bytes_per_image", "cpu_s_per_image", "memory_bytes", "images", "first_s")
         },
     }
-    if all("steady_per_s" in each for each in point.measured[side]):
+    if all("steady_per_s" in each for each in point.measured[side].values()):
         found["steady_per_s"] = point.median(side, "steady_per_s")
     if side != "headwater":
         return found
