@@ -47,7 +47,7 @@ def run(*, quick: bool, console: Console) -> Result:
         console.print(f"{name}: {value['rate']:.1f} rows/s", style="dim")
 
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch, RigUp(rig) as up:
-        folder, what = pictures.folder(Path(scratch), 640 if quick else 1920)
+        folder, what = pictures.folder(Path(scratch), 1920)  # most turns end within one epoch
         env = {"XDG_CACHE_HOME": f"{scratch}/cache"}
         for device in devices:
             up.set_cpu(device.name, 1.0)  # starting is not what is measured
