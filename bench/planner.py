@@ -197,7 +197,7 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
             f"{what} in SeaweedFS; node and store on one core, trainer on the other behind the shaped link",
             "batch 16; a head is trained, all else is frozen; weights are random but for lite0",
             f"a plan whose first, short run is below {NEAR:g} of the best is not run again, and at most {MOST_NEAR} "
-            f"beside the choice are; rounds beyond {ROUNDS} only where something seems {100 * SURELY:g} % ahead or more",
+            f"beside the choice are; rounds beyond {ROUNDS} only where something seems over {100 * SURELY:g} % ahead",
             "regret: the best plan's rate ÷ the choice's of the same round, in the median, - 1; rates in the table are "
             "medians of their own",
             "num_run cuts were run, num_bounded can't be the best by their bytes alone; worst_per_s is the slowest "
