@@ -86,6 +86,7 @@ def test_what_is_not_toml_is_refused(tmp_path, text):
         (("cuts", "breaks_as_it_is_imported:model"), "RuntimeError: no such operator; does its build fit the torch"),
         (("cuts", "users_models:tiny", "--until", "9"), "no such module"),
         (("serve", ".", "--listen", "0.0.0.0:0"), "say --open"),
+        (("serve", ".", "--listen", "127.0.0.1:0", "--state", "/proc/none"), "choose another with --state"),
         (("serve", ".", "--listen", "here"), "it must look like 127.0.0.1:8815"),
         (("serve", "absent-folder", "--listen", "127.0.0.1:0"), "absent-folder does not exist"),
         (("serve", "http://x", "--listen", "127.0.0.1:0"), "not a store that can be read"),

@@ -61,6 +61,7 @@ class World:
                 for chunk in self.out[node]:
                     yield ("finish", node, chunk)
                     yield ("fail", node, chunk)
+                    yield ("outage", node, chunk)
         for node, chunk in self.ghosts:
             yield ("late", node, chunk)
         if self.taken < len(self.seen):
@@ -87,6 +88,9 @@ class World:
             case ("fail", node, chunk):
                 self.out[node].remove(chunk)
                 self.apply(self.machine.failed(node, chunk, "test"))
+            case ("outage", node, chunk):
+                self.out[node].remove(chunk)
+                self.apply(self.machine.failed(node, chunk, "test", counts=False))
             case ("late",):
                 self.apply(self.machine.late())
             case ("take",):
@@ -222,6 +226,14 @@ def test_a_chunk_that_keeps_failing_stops_the_epoch_with_its_reason():
     (stop,) = machine.failed("a", 0, "no such model")
     assert "failed 2 times" in stop.reason
     assert "no such model" in stop.reason
+
+
+def test_failures_that_do_not_count_never_stop_the_epoch():
+    machine = Dispatch(1, window=1, per_node=1, max_failures=2)
+    machine.node_up("a")
+    for _ in range(10):
+        assert machine.failed("a", 0, "503", counts=False) == [Assign("a", 0)]
+    assert Deliver(0) in machine.finished("a", 0)
 
 
 def test_a_failed_chunk_goes_to_another_node_first():

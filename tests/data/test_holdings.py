@@ -78,9 +78,9 @@ def packed(offsets, node="", steps="[]"):
 
 def test_copies_of_a_packed_set_are_replicas():
     places = [(0, 0), (0, 64), (1, 0)]
-    holdings = unite({"one": packed(places, "1"), "two": packed(places, "2")})
+    holdings = unite({"one": packed(places, "1 77"), "two": packed(places, "2 77")})
     assert not holdings.is_split
-    assert [ref.etag for ref in holdings.refs("two", range(3))] == ["2"] * 3
+    assert [ref.etag for ref in holdings.refs("two", range(3))] == ["2 77"] * 3
     assert holdings.samples.packed == Packed("source", "[]")
 
 
@@ -88,5 +88,7 @@ def test_a_packed_set_in_other_shards_is_refused_and_not_mixed():
     """A place in a shard of the one set is another picture in the other."""
     with pytest.raises(ConfigError, match=r"one and two have the same samples packed differently .*--shard-size.*copy"):
         unite({"one": packed([(0, 0), (0, 64), (1, 0)]), "two": packed([(0, 0), (1, 0), (1, 64)])})
+    with pytest.raises(ConfigError, match=r"packed with other pixels \(the first in shards/0\.hws.*copy the folder"):
+        unite({"one": packed([(0, 0)], "e1 123"), "two": packed([(0, 0)], "e2 124")})
     with pytest.raises(ConfigError, match="packed sets of different sources"):
         unite({"one": packed([(0, 0)]), "two": packed([(0, 0)], steps="[1]")})

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -680,6 +681,20 @@ def test_the_mapping_that_was_used_longest_ago_goes(tmp_path: Path, monkeypatch:
         os.utime(tmp_path / name, ns=(1, 1))
         assert bytes(maps.get(str(tmp_path / name), lambda: "etag").view) == name.encode()
     assert [Path(path).name for path in maps._maps] == ["a", "c"]
+
+
+def test_a_file_that_is_gone_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "TIDY_EVERY_S", 0.05)
+    maps = mapped.Maps()
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+        maps.get(str(tmp_path / name), lambda: "etag")
+    (tmp_path / "a").unlink()
+    (tmp_path / "b").rename(tmp_path / "d")
+    deadline = time.monotonic() + 20
+    while [Path(path).name for path in maps._maps] != ["c"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 # An object store

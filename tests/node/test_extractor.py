@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from headwater.core.spec import TensorSpec
+from headwater.core.turns import Turns
 from headwater.data import extract
 from headwater.data.extract import SLOTS, Extractor
 from headwater.data.store import open_store
+from headwater.data.transforms import Resize, ToFloat, Transforms
 from headwater.errors import ChangedError, HeadwaterError
 
 
@@ -140,4 +142,20 @@ def test_cancelled_streams_free_their_turns_on_a_node(node, client, raw, chunk_o
         reader.cancel()
         del reader
     assert client.rows(chunk_of(), never).good.all()
-    eventually(lambda: idle(node._extractor) and node._turns._value == MAX_CHUNKS)
+    eventually(lambda: idle(node._extractor) and node._turns.num_working(time.monotonic()) == 0)
+
+
+def test_a_trainer_that_stops_reading_holds_up_nobody_else(node, client, raw, chunk_of, never):
+    """As one that is stopped by Ctrl-Z: its connection lives, and takes nothing more."""
+    import pyarrow.flight as flight
+
+    node._turns = Turns(2, stalled_s=0.5)
+    large = chunk_of(node_batch=1, transforms=Transforms([Resize((512, 512)), ToFloat()]))  # 40 MB: more than fits a pipe
+    stopped = [raw.do_get(flight.Ticket(large.dumps())) for _ in range(2)]
+    for reader in stopped:
+        reader.read_chunk()
+    eventually(lambda: idle(node._extractor))
+    assert client.rows(chunk_of(), never).good.all()
+    count = 1 + sum(len(item.data) for item in stopped[0])
+    assert count == 50
+    stopped[1].cancel()

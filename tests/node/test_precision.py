@@ -135,6 +135,15 @@ def test_a_job_states_the_error_of_its_precision(pictures):
         assert sum(len(y) for _, y in job.loader) == 50
 
 
+def test_a_picture_that_cannot_be_read_is_left_out_of_the_error(pictures, tmp_path):
+    folder = few(pictures, tmp_path, 40)
+    sorted(folder.rglob("*.jpg"))[7].write_bytes(b"no picture")
+    with hw.near(network(), folder, transforms=TRANSFORMS, batch_size=10, cut="0.7", precision="int8", tolerance=0.5,
+                 on_bad_sample="skip") as job:  # fmt: skip
+        assert job.plan.precision == "int8"
+        assert job.deviations["int8"].num_samples == 39
+
+
 def test_the_planner_measures_a_precision_and_its_error(pictures):
     with hw.near(network(), pictures, transforms=TRANSFORMS, batch_size=10, precision="int8", tolerance=0.5) as job:
         assert set(job.measured.profile.node.prefix_s) == {"fp32", "int8"}

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from itertools import pairwise
 
@@ -135,6 +136,31 @@ def test_a_model_that_no_trial_can_run_leaves_onnx_runtime(tmp_path, state):
     assert found.candidate.engine == "onnxruntime"
     assert "no trial succeeded" in found.why
     assert not state.exists()
+
+
+def test_where_no_process_can_be_started_onnx_runtime_is_taken_untried(prefix, state, monkeypatch, caplog):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Children, "run", full)
+    found = tuned(state, prefix)
+    assert found.candidate.engine == "onnxruntime"
+    assert "No space left" in caplog.text
+
+
+def test_folders_of_children_whose_node_was_killed_are_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    theirs, ours = (tmp_path / f"headwater-child-{pid}-x" for pid in (ended.pid, os.getpid()))
+    other = tmp_path / "headwater-children"
+    for folder in (theirs, ours, other):
+        folder.mkdir()
+        (folder / "model.onnx").write_bytes(b"x")
+    Children()
+    assert not theirs.exists()
+    assert ours.exists()
+    assert other.exists()
 
 
 def test_an_engine_that_ends_its_process_is_a_fault_and_the_trials_before_count():

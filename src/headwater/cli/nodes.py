@@ -32,7 +32,7 @@ class Seen:
 
     def rate(self, name: str) -> float:
         """A second, over the while; a node that was started meanwhile counts from zero."""
-        now, before = float(self.hello["busy"][name]), float(self.before["busy"][name])
+        now, before = (float(each["busy"].get(name, 0.0)) for each in (self.hello, self.before))
         return (now - before if now >= before else now) / self.taken_s
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def table(seen: list[Seen]) -> Table:
     found = Table(title="nodes; busy in threads", title_justify="left")
     for title in ("node", "serves"):
         found.add_column(title, overflow="fold")
-    for title in ("cores", "memory", "rows/s", *STAGES, "MB/s read", "bad"):
+    for title in ("cores", "memory", "rows/s", "kept/s", *STAGES, "MB/s read", "bad"):
         found.add_column(title, justify="right", no_wrap=True)
     for each in seen:
         if each.fault:
@@ -118,6 +118,7 @@ def table(seen: list[Seen]) -> Table:
             f"{hello['cores']:g}",
             f"{hello['memory_bytes'] / 1e9:.1f} GB" if hello.get("memory_bytes") else "?",
             f"{each.rate('num_rows'):,.1f}",
+            "off" if hello.get("cache_fault") else f"{each.rate('num_cache_hits'):,.1f}",
             *(f"{each.rate(f'{stage}_s'):.2f}" for stage in STAGES),
             f"{each.rate('read_bytes') / 1e6:,.1f}",
             f"{hello['busy']['num_bad']:,.0f}",

@@ -25,9 +25,9 @@ def serve(
     open_to_all: bool = typer.Option(
         False, "--open", help="Allow an address other than loopback. Anyone who can reach it can read the roots."
     ),
-    threads: int = typer.Option(0, help="Threads that decode and infer; 0 takes one for each core."),
+    threads: int = typer.Option(0, min=0, help="Threads that decode and infer; 0 takes one for each core."),
     state: Path = typer.Option(None, help="Folder for uploaded prefixes; by default in the user's cache folder."),
-    max_upload: float = typer.Option(2.0, help="Largest prefix that may be uploaded, in GB."),
+    max_upload: float = typer.Option(2.0, min=0.001, help="Largest prefix that may be uploaded, in GB."),
     cache_size: str = typer.Option(
         "",
         help="How much of the disk rows may take that are kept for later epochs, such as 50GB; 0 keeps none. By "

@@ -147,15 +147,16 @@ class Dispatch:
             self._delivered += 1
         return decisions + self._assign()
 
-    def failed(self, node: str, chunk: int, reason: str) -> list[Decision]:
-        """The node lives, and could not do this chunk. After `max_failures` of these for one chunk, stop."""
+    def failed(self, node: str, chunk: int, reason: str, *, counts: bool = True) -> list[Decision]:
+        """The node lives, and could not do this chunk. After `max_failures` of these that count for one chunk, stop."""
         if chunk not in self._out.get(node, ()):
             return []
         self._out[node].remove(chunk)
         if chunk in self._kept or chunk < self._delivered:
             return self._assign()  # another node has done it meanwhile
-        self._failures[chunk] = self._failures.get(chunk, 0) + 1
-        if self._failures[chunk] >= self._max_failures:
+        if counts:
+            self._failures[chunk] = self._failures.get(chunk, 0) + 1
+        if self._failures.get(chunk, 0) >= self._max_failures:
             return self.give_up(
                 f"chunk {chunk} failed {self._failures[chunk]} times; the last time on {node}: {reason}"
             )

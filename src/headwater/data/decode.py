@@ -65,7 +65,7 @@ def decode(data: Any, key: str, *, exif: bool = False, max_pixels: int = MAX_PIX
         if exif:
             image = ImageOps.exif_transpose(image)
         return _to_rgb(image)
-    except BadSampleError:
+    except (BadSampleError, MemoryError):  # no room is no fault of the picture
         raise
     except UnidentifiedImageError:
         start = bytes(memoryview(data)[:8])

@@ -1,7 +1,7 @@
 """Which node holds which samples, where nodes have disks of their own.
 
 Owns `Holdings`, made of what each node listed. A sample that several nodes list (same key, place, size and class) is
-one sample with replicas; each node is asked for it by its own etag. May import errors and `data.samples`.
+one sample with replicas; each node is asked for it by its own etag. May import errors, `data.samples` and `data.shards`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.data.samples import WHOLE, SampleRef, Samples
+from headwater.data.shards.reading import sum_of_record
 from headwater.errors import ConfigError, DataError
 
 _Row = tuple[str, int, int, int, str, int]
@@ -102,12 +103,21 @@ def unite(listings: Mapping[str, Samples]) -> Holdings:
 def _check_replicas(listings: Mapping[str, Samples]) -> None:
     """ConfigError if nodes have one packed set in different shards: a place in them is then another sample on each."""
     (first, one), *others = listings.items()
+    records = [sum_of_record(etag) for etag in one.etags.to_pylist()]
     for name, other in others:
         if (one.digest, one.classes) != (other.digest, other.classes):
             raise ConfigError(
                 f"{one.url}: {first} and {name} have the same samples packed differently (one with another "
                 "--shard-size?), so a place in the shards is another picture on each; copy the folder of one node to "
                 "the others, or pack it with the same options on all of them"
+            )
+        theirs = map(sum_of_record, other.etags.to_pylist())
+        if differing := next((key for key, mine, its in zip(one.keys.to_pylist(), records, theirs, strict=True)
+                              if mine != its), None):  # fmt: skip
+            raise ConfigError(
+                f"{one.url}: {first} and {name} have the same samples packed with other pixels (the first in "
+                f"{differing}; by other versions of Pillow?), so rows would depend on who makes them; copy the folder "
+                "of one node to the others"
             )
 
 

@@ -1,6 +1,7 @@
 """Files of this machine as memory. Owns `Maps`: a few mappings, each of a file as it was when it was mapped.
 
-A file that was replaced or changed since is mapped anew. Who writes shards never changes one in place: a file that is
+A file that was replaced or changed since is mapped anew, and one that is gone is let go within a minute, or the disk
+would stay as full as it was. Who writes shards never changes one in place: a file that is
 cut short under a mapping ends the process that looks at it (SIGBUS), and no check just before can quite rule that out;
 so does a part of it that the disk can't read.
 """
@@ -18,6 +19,7 @@ from typing import TypeVar
 
 # Before Python 3.13 each mapping holds a file descriptor, and a process often gets no more than 1,024.
 MAX_MAPS = 4096 if sys.version_info >= (3, 13) else 256
+TIDY_EVERY_S = 60.0
 MAX_CHECKED = 4096  # files of which it is known what was checked; for a shard of 64 MB that is about 30 KB (estimated)
 _T = TypeVar("_T")
 State = tuple[int, int, int]
@@ -42,6 +44,7 @@ class Maps:
         self._lock = threading.Lock()
         self._maps: OrderedDict[str, tuple[State, Mapped]] = OrderedDict()
         self._checked: OrderedDict[str, tuple[State, set[int]]] = OrderedDict()
+        self._will_tidy = False
 
     def get(self, path: str, etag: Callable[[], str]) -> Mapped:
         """The file at `path` as it is now; `etag` is asked when it has to be mapped. Raises OSError."""
@@ -58,7 +61,28 @@ class Maps:
             mapped = Mapped(view, named, checked if known == state else set())
             _put(self._checked, path, (state, mapped.checked), MAX_CHECKED)
             _put(self._maps, path, (state, mapped), MAX_MAPS)
+            self._tidy_later()
         return mapped
+
+    def tidy(self) -> None:
+        """Let go of files that are gone or are others by now."""
+        with self._lock:
+            kept = [(path, state) for path, (state, _) in self._maps.items()]
+        stale = [path for path, state in kept if not _is_still(path, state)]  # not under the lock: a disk may hang
+        with self._lock:
+            for path in stale:
+                self._maps.pop(path, None)
+            self._will_tidy = False
+            if self._maps:
+                self._tidy_later()
+
+    def _tidy_later(self) -> None:
+        """The lock is held."""
+        if not self._will_tidy:
+            self._will_tidy = True
+            timer = threading.Timer(TIDY_EVERY_S, self.tidy)
+            timer.daemon = True
+            timer.start()
 
 
 def _put(kept: OrderedDict[str, _T], path: str, value: _T, most: int) -> None:
@@ -72,6 +96,13 @@ def _put(kept: OrderedDict[str, _T], path: str, value: _T, most: int) -> None:
 def _state(found: os.stat_result) -> State:
     """Differs once a file was replaced or written to."""
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _is_still(path: str, state: State) -> bool:
+    try:
+        return _state(os.stat(path)) == state
+    except OSError:
+        return False
 
 
 def _map(descriptor: int) -> mmap.mmap:

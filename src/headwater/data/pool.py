@@ -9,15 +9,19 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import time
 from collections.abc import Callable
 
 Task = Callable[[], None]
+
+END_WITHIN_S = 10.0  # that a task may go on after it was told to end; the longest is the inference of one group
 
 
 class Pool:
     """Tasks must not raise: whoever submits one deals with its errors inside."""
 
     def __init__(self, num_threads: int, name: str) -> None:
+        assert num_threads >= 1
         self._tasks: list[tuple[int, int, Task]] = []
         self._counter = itertools.count()
         self._wake = threading.Condition()
@@ -38,14 +42,15 @@ class Pool:
             heapq.heappush(self._tasks, (urgency, next(self._counter), task))
             self._wake.notify()
 
-    def close(self) -> None:
-        """Drop what is queued, finish what runs, end the threads."""
+    def close(self, within_s: float = END_WITHIN_S) -> None:
+        """Drop what is queued, finish what runs, end the threads; those that hang, on a dead disk, are left behind."""
         with self._wake:
             self._closed = True
             self._tasks.clear()
             self._wake.notify_all()
+        deadline = time.monotonic() + within_s
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
         while True:

@@ -104,6 +104,11 @@ class Store:
         """Whether the objects are files that this machine sees."""
         return self._root is not None
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the folder is still where it was: a link to it may lead elsewhere by now."""
+        return self._root is None or os.path.realpath(unquote(urlsplit(self.url).path)) == self._root
+
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Keep others who ask for the same from this folder; only files of this machine can be locked."""

@@ -101,7 +101,11 @@ class Calibrations:
         raise RefusedError(f"{wire.UNKNOWN_CALIBRATION} {calibration} of prefix {prefix}")
 
     def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        ended = self._children.run("headwater.node.quantise", json.dumps(asked).encode(), _WITHIN_S)
+        try:
+            ended = self._children.run("headwater.node.quantise", json.dumps(asked).encode(), _WITHIN_S)
+        except OSError as error:
+            raise RefusedError(f"what makes an int8 prefix can't be started: {error}; make room there, or use fp32"
+                               ) from None  # fmt: skip
         try:
             answer = json.loads(ended.said)
         except ValueError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+_FOLDER = "headwater-child-"  # and the number of the process that made it
 _ERRORS_KEPT = 2000
 _POLL_S = 0.25  # how soon it is noticed that nobody waits any more
 
@@ -40,6 +42,7 @@ class Children:
     """The processes that a node has running."""
 
     def __init__(self) -> None:
+        _sweep()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -52,7 +55,7 @@ class Children:
     def run(self, module: str, request: bytes, within_s: float, abandoned: Callable[[], bool] = lambda: False) -> Ended:
         """Wait for its end; it is killed if that takes longer, or once nobody waits for it any more."""
         with (
-            tempfile.TemporaryDirectory(prefix="headwater-child-") as folder,  # gone with it, however it ends
+            tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{os.getpid()}-") as folder,  # gone with it, however it ends
             tempfile.TemporaryFile() as answer,  # nobody reads before it has ended, and a pipe would fill up
             tempfile.TemporaryFile() as errors,
         ):
@@ -92,6 +95,14 @@ class Children:
             running = list(self._running)
         for child in running:
             child.kill()
+
+
+def _sweep() -> None:
+    """Folders of children whose node was killed: its prefixes may be large."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.getuid() and not is_alive(folder.name.removeprefix(_FOLDER).split("-")[0]):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_request() -> bytes:

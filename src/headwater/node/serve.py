@@ -75,6 +75,11 @@ def serve(
 
     _allow_files()
     state = state or default_state()
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder for prefixes, {state}, can't be made: {error.strerror}; choose another with "
+                          "--state, or with XDG_CACHE_HOME for a node that your script starts") from None  # fmt: skip
     rows = cache_folder or state / "rows"
     others = [rows.with_name(f"{rows.name}-{number}") for number in range(2, num_caches + 1)]
     cache = Cache(rows, cache_bytes, others)

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from headwater.core import codecs
+from headwater.core.turns import Turns
 from headwater.data import wire
 from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
@@ -43,6 +44,7 @@ from headwater.node.quantise import has_vnni
 from headwater.version import VERSION
 
 MAX_CHUNKS = 16  # worked on at once; further ones wait their turn
+STALLED_S = 10.0  # a stream whose trainer has read nothing for so long no longer counts
 MAX_STORES = 64  # connections kept open; the oldest is dropped
 PROBE_WITHIN_S = 600.0  # a measurement takes seconds; on a node with a hundredth of a core some minutes
 # What has a say in the numbers of a row beside the request: rows of another version are made anew, not served.
@@ -75,7 +77,8 @@ class Node(flight.FlightServerBase):
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
         self._stopping = False
-        self._turns = threading.BoundedSemaphore(MAX_CHUNKS)
+        self._turns = Turns(MAX_CHUNKS, STALLED_S)
+        self._room = threading.Condition()  # a turn was given back
         super().__init__(listen)
 
     def stop(self, within_s: float) -> None:
@@ -109,6 +112,7 @@ class Node(flight.FlightServerBase):
             "engine_versions": engines.versions(),
             "prefixes": self._prefixes.in_use(),
             "busy": {**self._extractor.busy.to_json(), **(self.cache.to_json() if self.cache else {})},
+            "cache_fault": None if self.cache is None else self.cache.why_off,
             "cpu_s": time.process_time(),
         }
 
@@ -179,7 +183,7 @@ class Node(flight.FlightServerBase):
                 maker = f"{_MAKER}, {engine.name} {engines.version(engine.name)}"
                 if want.precision == "int8":
                     maker += f", calibrated by {want.calibration}, {'8' if has_vnni() else '7'}-bit weights"
-            while not self._turns.acquire(timeout=1.0):
+            while (turn := self._take_turn()) is None:
                 if abandoned():
                     raise _ended()
                 yield pa.RecordBatch.from_pylist([], schema=schema), b""
@@ -187,7 +191,10 @@ class Node(flight.FlightServerBase):
                 kept = self.cache.look_up(chunk, maker) if self.cache is not None else None
                 if kept is not None:
                     for ids, columns in kept.pieces():
-                        yield wire.pack_columns(want.codec, want.boundary, ids, columns), b""
+                        start = time.perf_counter()
+                        with self._sending(turn):
+                            yield wire.pack_columns(want.codec, want.boundary, ids, columns), b""
+                        self._extractor.busy.add(send_s=time.perf_counter() - start)
                         if abandoned():
                             raise _ended()
                     chunk = replace(chunk, samples=tuple(chunk.samples[place] for place in kept.missing()))
@@ -197,11 +204,34 @@ class Node(flight.FlightServerBase):
                     columns = codecs.encode(want.codec, part.tensors, want.boundary)
                     if kept is not None:
                         kept.keep(part.ids, columns)
-                    yield wire.pack_columns(want.codec, want.boundary, part.ids, columns), wire.pack_bad(part.bad)
+                    with self._sending(turn):
+                        yield wire.pack_columns(want.codec, want.boundary, part.ids, columns), wire.pack_bad(part.bad)
                 if abandoned():
                     raise _ended()
             finally:
-                self._turns.release()
+                with self._room:
+                    self._turns.give_back(turn)
+                    self._room.notify()
+
+    def _take_turn(self) -> int | None:
+        """A second's wait for a turn at most: meanwhile somebody may be found to have stalled."""
+        deadline = time.monotonic() + 1.0
+        with self._room:
+            while (turn := self._turns.take(time.monotonic())) is None:
+                if not self._room.wait(timeout=max(0.0, deadline - time.monotonic())):
+                    return self._turns.take(time.monotonic())
+            return turn
+
+    @contextmanager
+    def _sending(self, turn: int) -> Iterator[None]:
+        """While the wire takes what was made."""
+        with self._room:
+            self._turns.waits(turn, time.monotonic())
+        try:
+            yield
+        finally:
+            with self._room:
+                self._turns.goes_on(turn)
 
     def _start(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
         """Begin something slow."""
@@ -296,19 +326,27 @@ class Node(flight.FlightServerBase):
                     yield wire.blob_batch(b""), b""
             finally:
                 gone.set()
-            ended = measuring.result()
+            try:
+                ended = measuring.result()
+            except OSError as error:
+                raise RefusedError(f"the measurement can't be started: {error}; make room there, or name a cut (cut=…), "
+                                   "which measures nothing") from None  # fmt: skip
             if ended.code != 0:
                 raise RefusedError(f"the measurement {ended}; give the node more memory, or name a cut (cut=…), which "
                                    "measures nothing")  # fmt: skip
             yield wire.blob_batch(b""), ended.said.splitlines()[-1]  # an engine may have had words of its own before
 
     def _store(self, url: str) -> Store:
-        with self._lock:
-            if url not in self._stores:
+        # Not under the lock: a disk that hangs should hold up those alone who want it.
+        store = self._stores.get(url)
+        if store is None or not store.is_current:
+            store = open_store(url)
+            with self._lock:
+                self._stores.pop(url, None)
                 if len(self._stores) >= MAX_STORES:
                     del self._stores[next(iter(self._stores))]
-                self._stores[url] = open_store(url)
-            return self._stores[url]
+                self._stores[url] = store
+        return store
 
     def _check_root(self, url: str) -> None:
         wanted = full_url(url)

@@ -42,7 +42,7 @@ _END_AFTER_S = 60.0  # a child that is stuck; a slow device needs some time for 
 TOLERANCE = 1e-4  # of the largest value: what rows may differ from ONNX Runtime's
 MAX_RECORDS = 1000
 KEPT_S = 30 * 24 * 3600.0
-FORMAT = "headwater-tuning 1"
+FORMAT = "headwater-tuning 2"
 _STOPPING = "the node is stopping; ask again once it is back"
 
 
@@ -118,7 +118,11 @@ class Tuning:
             if self._children.closed:
                 raise RefusedError(_STOPPING)
             within_s = self._budget_s + _END_AFTER_S
-            ended = self._children.run("headwater.node.tuning", json.dumps(asked).encode(), within_s)
+            try:
+                ended = self._children.run("headwater.node.tuning", json.dumps(asked).encode(), within_s)
+            except OSError as error:  # no room for a file or a process: rows can be made all the same
+                log.warning("no engine could be tried for prefix %s: %s", subject.digest[:12], error)
+                return ()
         if self._children.closed:
             raise RefusedError(_STOPPING)
         trials = _told(ended)
@@ -219,13 +223,13 @@ def main() -> None:
     asked = json.loads(read_request())
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an engine prints is not ours
-    begin = time.perf_counter()
     model = Path(asked["path"]).read_bytes()
     check_self_contained(model)
     if asked["outputs"] is not None:
         model = up_to(model, asked["outputs"])
     bench = _Bench(model, asked["cores"], asked["precision"])
     like = asked["like"]
+    begin = time.perf_counter()  # a large model takes seconds to read, and is the one worth trying
     tuner = Tuner(asked["engines"], asked["cores"], None if like is None else Candidate(**like))
     while (candidate := tuner.next(asked["budget_s"] - (time.perf_counter() - begin))) is not None:
         print(json.dumps({"trying": asdict(candidate)}), file=said, flush=True)

@@ -30,8 +30,10 @@ log = logging.getLogger(__name__)
 RETRY_EVERY_S = 1.0
 LATE_S = 1.0  # the dispatch is told each time that the trainer has waited for so long
 END_WITHIN_S = 5.0  # a thread that waits for a node gone silent ends by itself when its connection is given up
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # before a chunk is tried again whose store failed; doubled each time
 MAX_DEATHS = 10  # of nodes while they worked on the same chunk: it may be what kills them
-# What another try, or another node, may mend. Anything else is the same everywhere and stops the job at once.
+# What another try, or another node, may mend: all that is said of a node or its store, and what nobody foresaw, which is
+# a HeadwaterError and nothing more. Anything else is the same everywhere and stops the job at once.
 _WORTH_A_RETRY = (StoreError, RefusedError, DamagedError, VersionError)
 
 
@@ -67,6 +69,7 @@ class Feed:
         self._ready: deque[Reply] = deque()
         self._down: dict[str, str] = {}  # worker → why
         self._deaths: Counter[int] = Counter()  # chunk → how often its node was lost meanwhile
+        self._outages: dict[int, tuple[float, int]] = {}  # chunk → since when its store fails, and how often it did
         self._error: HeadwaterError | None = None
         self._last_error: HeadwaterError | None = None
         self._closed = threading.Event()
@@ -150,7 +153,8 @@ class Feed:
                     self._ready.append(self._kept.pop(chunk))
                 case Stop(reason):
                     kind = type(self._last_error) if self._last_error else UnreachableError
-                    self._error = kind(reason) if kind in (*_WORTH_A_RETRY, UnreachableError) else self._last_error
+                    plain = (*_WORTH_A_RETRY, UnreachableError, HeadwaterError)
+                    self._error = kind(reason) if kind in plain else self._last_error
         self._wake.notify_all()
 
     def _fetch(self, name: str) -> None:
@@ -169,9 +173,13 @@ class Feed:
                 with self._wake:
                     if self._closed.is_set():
                         return
+                    self._outages.pop(chunk, None)
                     self._carry_out(self._machine.finished(name, chunk), reply)
 
     def _went_wrong(self, name: str, chunk: int, error: HeadwaterError) -> None:
+        if isinstance(error, StoreError):
+            self._store_failed(name, chunk, error)
+            return
         with self._wake:
             if self._closed.is_set() or self._error is not None:
                 return
@@ -186,12 +194,34 @@ class Feed:
                     log.warning("%s", error)
                     self._down[name] = str(error)
                     self._carry_out(self._machine.node_down(name))
-            elif isinstance(error, _WORTH_A_RETRY):
+            elif isinstance(error, _WORTH_A_RETRY) or type(error) is HeadwaterError:
                 log.warning("chunk %d will be tried again: %s", chunk, error)
                 self._carry_out(self._machine.failed(name, chunk, str(error)))
             else:
                 self._error = error
                 self._wake.notify_all()
+
+    def _store_failed(self, name: str, chunk: int, error: StoreError) -> None:
+        """A store that is restarted, or says that it is busy, is asked again after a pause, as long as patience lasts."""
+        with self._wake:
+            now = time.monotonic()
+            since, times = self._outages.get(chunk, (now, 0))
+            self._outages[chunk] = since, times + 1
+        pause_s = min(FIRST_PAUSE_S * 2**times, LONGEST_PAUSE_S)
+        over = now + pause_s - since > self._patience_s
+        if not over:
+            log.warning("chunk %d will be tried again in %g s: %s", chunk, pause_s, error)
+            self._closed.wait(pause_s)
+        with self._wake:
+            if self._closed.is_set() or self._error is not None:
+                return
+            self._last_error = error
+            if over:
+                self._carry_out(self._machine.give_up(
+                    f"chunk {chunk} was tried {times + 1} times in {now - since:.0f} s; the last time on {name}: "
+                    f"{error}"))  # fmt: skip
+            else:
+                self._carry_out(self._machine.failed(name, chunk, str(error), counts=False))
 
     def _revive(self) -> None:
         """Ask dead workers again and again; give up when nobody could do what is left for too long."""
@@ -207,6 +237,8 @@ class Feed:
                     self._workers[name].prepare()
                 except HeadwaterError as error:
                     log.debug("%s is still down: %s", name, error)
+                    with self._wake:
+                        self._down[name] = str(error)
                     continue
                 except Exception:  # ours; without this thread the consumer would wait for ever
                     log.exception("unexpected error while asking %s again", name)

@@ -189,7 +189,7 @@ def near(
                    not kept. Without random transforms rows are always kept
     node_cache     how much the node that nodes=None starts may keep on disk, such as "10GB"; "0" keeps nothing
     rank, world    which of how many trainers this is; taken from torch.distributed if it is initialised
-    patience_s     how long to wait for a node to come back once none answers
+    patience_s     how long to wait for a node to come back once none answers, or for a store that fails
     power          what devices draw in watts, idle and busy, for modelled energy beside each plan's time:
                    {"node": (2, 6), "trainer": (60, 180)}, and "accelerator"
     """

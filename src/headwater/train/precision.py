@@ -80,11 +80,13 @@ def _deviation(
     """Ask a node for the same rows twice, and run the rest of the model on both."""
     refs = spread_out(samples, NUM_CHECKED, holdings, client.name, other=True)
     exact = replace(extraction, precision=FULL, calibration=None, codec="raw")
-    found = []
-    for want in (exact, replace(extraction, codec="raw")):
-        reply = client.rows(Chunk(want, "check", seed, 0, 0, refs, reuse=False), threading.Event())
-        found.append([tensor[reply.good] for tensor in reply.tensors])
-    if not len(found[0][0]):
+    replies = [
+        client.rows(Chunk(want, "check", seed, 0, 0, refs, reuse=False), threading.Event())
+        for want in (exact, replace(extraction, codec="raw"))
+    ]
+    both = replies[0].good & replies[1].good
+    found = [[tensor[both[reply.good]] for tensor in reply.tensors] for reply in replies]
+    if not both.any():
         raise RefusedError(f"none of {len(refs)} samples could be read, so the error of {extraction.precision} is not "
                            "known; use fp32")  # fmt: skip
     full, reduced = ([each for each in tensors if each.dtype.kind == "f"] for tensors in found)

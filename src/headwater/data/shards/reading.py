@@ -30,6 +30,11 @@ def packed_etags(etags: pa.LargeStringArray, sums: pa.UInt32Array) -> pa.LargeSt
     return pc.binary_join_element_wise(etags, sums.cast(pa.large_string()), pa.scalar(" ", pa.large_string()))
 
 
+def sum_of_record(etag: str) -> int | None:
+    """The CRC-32 of a packed sample's record; the same wherever the same shard lies."""
+    return _split(etag)[1]
+
+
 def _split(etag: str) -> tuple[str, int | None]:
     """The way back: the shard's etag and the record's CRC-32; None if it says nothing of a record."""
     shard, blank, crc32 = etag.rpartition(" ")
