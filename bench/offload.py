@@ -63,7 +63,7 @@ class Size:
     models: tuple[str, ...] = MODELS
 
 
-FULL = Size(1920, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 5, 8, 14)
+FULL = Size(1920, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 3, 8, 14)
 # Four minutes: peers with one model, and no minute in which a prefix crosses 2 Mbit/s.
 QUICK = Size(480, (1000, 2), ("plain", *PEERS[:-1], "headwater"), 1, 3, 5, peers_with=("mobilenet",), thin_upload=False)
 
@@ -102,7 +102,14 @@ def sweep(size: Size, quick: bool, console: Console) -> Result:
             with closing(StagesOf(up, env, model, fetch)) as stages:
                 for rate in size.rates:
                     there = [side for side in sides if side.name not in PEERS or model in size.peers_with]
-                    points.append(measure_point(up, there, model, rate, links[rate], stages, size, console))
+                    about_it = (there, model, rate, links[rate], stages, size, console)
+                    try:
+                        points.append(measure_point(up, *about_it))
+                    except RigError as error:  # a loader that does not end: an hour's work need not end with it
+                        console.print(f"once more, with all sides' processes started anew: {error}")
+                        for side in there:
+                            side.restart()
+                        points.append(measure_point(up, *about_it))
     return result(points, links, what, size, quick)
 
 
@@ -187,11 +194,10 @@ class Side:
         found: dict[str, Any] = self._worker.ask(do="open", model=model, mbit_per_s=rate)
         return found
 
-    def restart(self, model: str, rate: float) -> None:
-        """Another process in place of this one, made ready."""
+    def restart(self) -> None:
+        """Another process in place of this one."""
         self._worker.close()
         self._worker = self._start()
-        self.open(model, rate)
 
     def measure(self, rate: float, seconds: float, epoch: int) -> dict[str, float]:
         before = self._up.usage("trainer")
@@ -323,14 +329,6 @@ def measure_point(
         if side.name == "headwater":
             point.plan = opened
     for number in range(size.repeats):
-        up.set_rate("trainer", FAST)
-        try:
-            settle(up)
-        except RigError as error:  # a loader that does not end
-            console.print(f"all sides' processes are started anew: {error}")
-            for side in sides:
-                side.restart(model, rate)
-            settle(up)
         for side in sides if number % 2 == 0 else sides[::-1]:
             if number not in rounds_of(side, size.repeats):
                 continue
@@ -378,6 +376,7 @@ def measure(up: RigUp, side: Side, rate: float, epoch: int, size: Size) -> dict[
 def settle(up: RigUp, quiet_s: float = 0.4, within_s: float = 60.0) -> None:
     """Wait until nothing of an earlier measurement still comes over the link or runs on the trainer."""
     deadline = time.monotonic() + within_s
+    began = up.processes("trainer")
     earlier = passed = up.usage("trainer")
     while time.monotonic() < deadline:
         time.sleep(quiet_s)
@@ -386,9 +385,11 @@ def settle(up: RigUp, quiet_s: float = 0.4, within_s: float = 60.0) -> None:
         if passed.received_bytes < 2000 and passed.cpu_s < 0.1 * quiet_s:
             return
         earlier = now
-    busy = "; ".join(up.busiest("trainer", 1.0)) or "no process"
+    used = {pid: (cpu_s - began.get(pid, (0.0, ""))[0], what) for pid, (cpu_s, what) in up.processes("trainer").items()}
+    busy = "; ".join(f"{cpu_s:.1f} {what[-80:]}" for cpu_s, what in sorted(used.values(), reverse=True)[:4])
     raise RigError(f"the trainer's host did not come to rest within {within_s:g} s: in the last {quiet_s:g} s "
-                   f"{passed.received_bytes:,} bytes came; busy (cores): {busy}")  # fmt: skip
+                   f"{passed.received_bytes:,} bytes came and {passed.cpu_s:.2f} s of CPU went; in all (s): {busy}"
+                   )  # fmt: skip
 
 
 # What comes out

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -224,15 +223,9 @@ class RigUp:
         received, sent = self._network.num_bytes(host)
         return Usage(group.cpu_s(), *group.memory_bytes(), group.num_memory_kills(), received, sent)
 
-    def busiest(self, host: str, seconds: float) -> list[str]:
-        """The processes that are busy in the host during so long, and how much of a core each takes."""
-        group = self._group(self._host(host).name)
-        before = group.processes()
-        time.sleep(seconds)
-        used = {command: (cpu_s - before.get(pid, (0.0, ""))[0]) / seconds
-                for pid, (cpu_s, command) in group.processes().items()}  # fmt: skip
-        return [f"{share:.2f} {command[:120]}" for command, share in sorted(used.items(), key=lambda each: -each[1])
-                if share > 0.01]  # fmt: skip
+    def processes(self, host: str) -> dict[int, tuple[float, str]]:
+        """The processes of a host: the CPU that each has used so far, in seconds, and its command."""
+        return self._group(self._host(host).name).processes()
 
     def forget_max_memory(self, host: str) -> None:
         """From now on, `max_memory_bytes` is the largest since now."""

@@ -1,4 +1,4 @@
-"""A store that fails for a while, and data that moves: the epoch goes on, or ends with the reason when patience does."""
+"""A store that fails for a while, and data that moves: the epoch goes on, or ends with the reason."""
 
 import shutil
 import time

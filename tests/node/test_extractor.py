@@ -150,7 +150,9 @@ def test_a_trainer_that_stops_reading_holds_up_nobody_else(node, client, raw, ch
     import pyarrow.flight as flight
 
     node._turns = Turns(2, stalled_s=0.5)
-    large = chunk_of(node_batch=1, transforms=Transforms([Resize((512, 512)), ToFloat()]))  # 40 MB: more than fits a pipe
+    large = chunk_of(
+        node_batch=1, transforms=Transforms([Resize((512, 512)), ToFloat()])
+    )  # 40 MB: more than fits a pipe
     stopped = [raw.do_get(flight.Ticket(large.dumps())) for _ in range(2)]
     for reader in stopped:
         reader.read_chunk()

@@ -1,7 +1,7 @@
 """Which node holds which samples, where nodes have disks of their own.
 
 Owns `Holdings`, made of what each node listed. A sample that several nodes list (same key, place, size and class) is
-one sample with replicas; each node is asked for it by its own etag. May import errors, `data.samples` and `data.shards`.
+one sample with replicas; each node is asked for it by its own etag. May import errors, `data.samples`, `data.shards`.
 """
 
 from __future__ import annotations

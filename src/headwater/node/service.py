@@ -329,8 +329,8 @@ class Node(flight.FlightServerBase):
             try:
                 ended = measuring.result()
             except OSError as error:
-                raise RefusedError(f"the measurement can't be started: {error}; make room there, or name a cut (cut=…), "
-                                   "which measures nothing") from None  # fmt: skip
+                raise RefusedError(f"the measurement can't be started: {error}; make room there, or name a cut "
+                                   "(cut=…), which measures nothing") from None  # fmt: skip
             if ended.code != 0:
                 raise RefusedError(f"the measurement {ended}; give the node more memory, or name a cut (cut=…), which "
                                    "measures nothing")  # fmt: skip

@@ -32,8 +32,8 @@ LATE_S = 1.0  # the dispatch is told each time that the trainer has waited for s
 END_WITHIN_S = 5.0  # a thread that waits for a node gone silent ends by itself when its connection is given up
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # before a chunk is tried again whose store failed; doubled each time
 MAX_DEATHS = 10  # of nodes while they worked on the same chunk: it may be what kills them
-# What another try, or another node, may mend: all that is said of a node or its store, and what nobody foresaw, which is
-# a HeadwaterError and nothing more. Anything else is the same everywhere and stops the job at once.
+# What another try, or another node, may mend: what is said of a node or its store; and what nobody foresaw, which is a
+# HeadwaterError and nothing more. Anything else is the same everywhere and stops the job at once.
 _WORTH_A_RETRY = (StoreError, RefusedError, DamagedError, VersionError)
 
 
@@ -202,7 +202,7 @@ class Feed:
                 self._wake.notify_all()
 
     def _store_failed(self, name: str, chunk: int, error: StoreError) -> None:
-        """A store that is restarted, or says that it is busy, is asked again after a pause, as long as patience lasts."""
+        """A store that is restarted, or says that it is busy, is asked again after a pause, while patience lasts."""
         with self._wake:
             now = time.monotonic()
             since, times = self._outages.get(chunk, (now, 0))
