@@ -291,10 +291,12 @@ class Point:
         return self.median(side, "images_per_s")
 
     def vs(self, side: str) -> float:
-        """Headwater's rate ÷ this side's: the median over the rounds that have both."""
-        ours = self.measured["headwater"]
-        each = [ours[number]["images_per_s"] / other["images_per_s"] for number, other in self.measured[side].items()]
-        return statistics.median(each)
+        """Headwater's rate ÷ this side's of the same round, in the median; for one that was measured in a single round,
+        whose ratio would be that of one moment, Headwater's median ÷ its rate."""
+        ours, theirs = self.measured["headwater"], self.measured[side]
+        if len(theirs) == 1:
+            return self.rate_of("headwater") / self.rate_of(side)
+        return statistics.median(ours[number]["images_per_s"] / each["images_per_s"] for number, each in theirs.items())
 
     def vs_plain(self) -> float:
         return self.vs("plain")
@@ -416,7 +418,7 @@ def result(
         f"{what}, batch {BATCH}; store and node on one core, trainer on the other; {size.repeats} rounds (peers in "
         f"every other one) of cold epochs, to their end or for {size.seconds:g} s ({size.thin_seconds:g} s below 10 "
         "Mbit/s where JPEGs cross); medians",
-        "ratios are medians of those within a round; the stages are measured right before and right after each of "
+        "ratios are medians of those within a round (Ray's: of medians); rounds: images_per_s of each; the stages are measured right before and right after each of "
         "Headwater's turns",
         "images_per_s: whole steps ÷ the time from asking for the first batch to the end of the last step; "
         "steady_per_s: the same from the end of the first step on",
@@ -469,6 +471,7 @@ def case(point: Point, side: str) -> dict[str, Any]:
     }
     if all("steady_per_s" in each for each in point.measured[side].values()):
         found["steady_per_s"] = point.median(side, "steady_per_s")
+    found["rounds"] = ", ".join(f"{each['images_per_s']:.1f}" for each in point.measured[side].values())
     if side != "headwater":
         return found
     ratios = {"bound": point.limit.per_s, "of_bound": point.of_bound(), "vs_plain": point.vs_plain()}

@@ -14,7 +14,7 @@ from headwater.core.codecs import wire_row_bytes
 from headwater.core.spec import Boundary, row_bytes
 from headwater.errors import ImpureError, ModelError
 
-MAX_OFFERED = 24  # a planner's choice among more would be finer than its estimates, and each costs a little to keep
+MAX_OFFERED = 32  # a planner's choice among more would be finer than its estimates, and each costs a little to keep
 
 
 @dataclass(frozen=True)
