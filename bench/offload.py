@@ -418,8 +418,8 @@ def result(
         f"{what}, batch {BATCH}; store and node on one core, trainer on the other; {size.repeats} rounds (peers in "
         f"every other one) of cold epochs, to their end or for {size.seconds:g} s ({size.thin_seconds:g} s below 10 "
         "Mbit/s where JPEGs cross); medians",
-        "ratios are medians of those within a round (Ray's: of medians); rounds: images_per_s of each; the stages are measured right before and right after each of "
-        "Headwater's turns",
+        "ratios are medians of those within a round (Ray's: of medians); rounds: images_per_s of each; the stages "
+        "are measured right before and right after each of Headwater's turns",
         "images_per_s: whole steps ÷ the time from asking for the first batch to the end of the last step; "
         "steady_per_s: the same from the end of the first step on",
         "plan_s is not in the rate: a plan and its prefix are used for all epochs; the prefix was exported before"
