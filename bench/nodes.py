@@ -35,7 +35,7 @@ CORE_W = 15.0
 
 
 def run(*, quick: bool, console: Console) -> Result:
-    seconds, rounds = (8.0, 1) if quick else (8.0, 9)
+    seconds, rounds = (8.0, 1) if quick else (8.0, 5)
     counts = (1, MOST) if quick else COUNTS
     # Three devices on each core take 0.6 of it; the trainer needs little where features come.
     devices = tuple(Host(f"device-{number}", cores=(number % 2,), cpu=SHARE) for number in range(MOST))

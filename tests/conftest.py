@@ -76,6 +76,11 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     faulthandler.dump_traceback_later(_GRACE_S, exit=True, file=item.config.stash[_TERMINAL])
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that take longest come first: at the end, one of two workers would run them while the other is done."""
+    items.sort(key=lambda item: "rig" not in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder with data that is not part of the repository."""
