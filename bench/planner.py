@@ -40,7 +40,7 @@ LINKS = {
     "vit": (2, 1000),
 }
 CASES = [(name, link, share) for name, links in LINKS.items() for share in SHARES for link in links]
-QUICK = [case for case in CASES if case[0] == "shufflenet"]  # it has the fewest cuts
+QUICK = [case for case in CASES if case[0] == "shufflenet"]  # a fast model
 ROUNDS = 3  # of those that come near the best
 NEAR = 0.85  # of the best rate: run again
 MOST_NEAR = 5
