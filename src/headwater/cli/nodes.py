@@ -50,8 +50,8 @@ def nodes(
 ) -> None:
     """Show nodes: what they serve, rows a second, how busy reading, decoding, inference and sending are.
 
-    Busy is in threads: 0.50 means that a stage kept one thread at work for half of the time. rows/s are made, kept/s are
-    sent from what was kept; "off" where nothing is kept. Ends with exit code 1 if a node does not answer.
+    Busy is in threads: 0.50 means that a stage kept one thread at work for half of the time. rows/s are made, kept/s
+    are sent from what was kept; "off" where nothing is kept. Ends with exit code 1 if a node does not answer.
     """
     console = Console()
     clients = {address: NodeClient(address) for address in dict.fromkeys(addresses)}
