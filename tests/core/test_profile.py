@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.profile import Profile, check_profile, profile_faults, spread
+from headwater.core.profile import Profile, cheaper, check_profile, least, profile_faults, spread
 from headwater.data import extract
 from headwater.errors import ConfigError
 
@@ -104,3 +104,22 @@ def test_how_a_node_is_built_is_what_the_defaults_say(make):
     assert make.PROFILE.node.num_readers == make.PROFILE.trainer.num_readers == extract.NUM_READERS
     assert make.PROFILE.node.num_slots == extract.SLOTS
     assert make.PROFILE.node.max_chunks == node.MAX_CHUNKS
+
+
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=6))
+def test_the_smaller_of_two_curves_is_one_as_well(places):
+    one, other = (spread(sum(each), each) for each in zip(*places, strict=True))
+    found = least(one, other)
+    assert list(found) == sorted(found)
+    assert all(each in pair and each <= min(pair) for each, *pair in zip(found, one, other, strict=True))
+    assert least((None, 2.0), (None, 1.0)) == (None, 1.0)
+
+
+def test_of_two_answers_of_a_node_each_stage_counts_at_its_best_and_memory_at_its_worst():
+    one = {"decode_s": 2.0, "prefix_s": 3.0, "kernels": [["a", 3.0]], "row_bytes": 5, "encode_s_per_byte": {"fp16": 1.0,
+           "int8": 1.0}}  # fmt: skip
+    other = {"decode_s": 1.0, "prefix_s": 4.0, "kernels": [["a", 4.0]], "row_bytes": 9, "encode_s_per_byte": {
+             "fp16": 0.5}}  # fmt: skip
+    want = {"decode_s": 1.0, "prefix_s": 3.0, "kernels": [["a", 3.0]], "row_bytes": 9}
+    # A codec that could not hold the rows of one of the two is left out.
+    assert cheaper(one, other) == cheaper(other, one) == {**want, "encode_s_per_byte": {"fp16": 0.5}}

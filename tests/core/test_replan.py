@@ -1,5 +1,6 @@
 """Replanning: not on noise, once on a lasting change, and never for what is nobody's fault."""
 
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
@@ -53,6 +54,7 @@ def test_a_lasting_drop_of_the_link_is_one_decision(make):
     assert decision.rig.links[0].down_bytes_per_s == pytest.approx(0.025 * DOWN)
     assert decision.rig.links[0].up_bytes_per_s == pytest.approx(0.025 * DOWN)
     assert "0.025 times what was planned for" in decision.why[0]
+    assert decision.of_links
     assert all(run.window(link=0.025) == [] for _ in range(10))
 
 
@@ -66,6 +68,7 @@ def test_a_busy_node_is_believed_and_its_idle_link_is_not_blamed(make):
     assert decision.rig.nodes[0].speed == pytest.approx(0.5)
     assert decision.rig.links == run.rig.links
     assert len(decision.why) == 1
+    assert not decision.of_links
 
 
 @given(st.lists(st.tuples(st.floats(0, 1.2), st.floats(0, 1)), max_size=20))
@@ -118,6 +121,45 @@ def test_a_rate_above_what_was_believed_counts_even_if_nobody_waits(make):
     run.window(link=4.0, wait=0.0)
     (decision,) = run.window(link=4.0, wait=0.0)
     assert decision.rig.links[0] == Link(4 * DOWN, DOWN, run.rig.links[0].latency_s)
+
+
+def loop(run, factor, wait=0.0, at=1):
+    """A window whose loop took so many times what it should: `at` 0 by itself, 1 beside all that its cores do."""
+    return run.machine.window(Window(4, wait, loop_s=factor * run.machine._loop_s[at]))
+
+
+@pytest.mark.parametrize(("factor", "at"), [(2.0, 1), (0.5, 0)])
+def test_a_loop_that_takes_longer_or_less_is_a_trainer_of_another_speed(make, factor, at):
+    run = Run(make, trainer=Device("t", 1.0))
+    assert run.machine._loop_s[0] < run.machine._loop_s[1]
+    assert loop(run, factor, at=at) == []
+    (decision,) = loop(run, factor, at=at)
+    assert decision.rig.trainer.speed == pytest.approx(1 / factor)
+    assert replace(decision.rig, trainer=run.rig.trainer) == run.rig
+    assert decision.why == (f"the trainer works at {1 / factor:.2g} times the speed it was planned for",)
+    assert not decision.of_links
+    # What was seen is what is believed now.
+    assert all(run.machine.window(Window(4, 0.0, loop_s=s)) == [] for s in run.machine._loop_s for _ in range(5))
+
+
+@given(st.floats(0, 1), st.floats(0.81, 1.3), st.floats(0, 1))
+def test_a_loop_may_take_anything_between_its_own_work_and_all_that_its_cores_do(make, part, noise, wait):
+    run = Run(make, trainer=Device("t", 1.0))
+    least, most = run.machine._loop_s
+    seen = Window(4, wait, loop_s=(least + part * (most - least)) * noise)
+    assert all(run.machine.window(seen) == [] for _ in range(4))
+
+
+def test_a_loop_that_mostly_waits_is_not_slow(make):
+    run = Run(make, trainer=Device("t", 1.0))
+    assert all(loop(run, 3.0, wait=0.6) == [] for _ in range(5))
+
+
+def test_a_loop_that_leaves_its_work_to_an_accelerator_says_nothing(make):
+    profile = make.profile(make.PLACE_S, make.SUFFIX_S, trainer={"suffix_on": "accelerator"})
+    rig = make.rig(200, accelerator=Device("gpu"))
+    machine = Replanner(near_plan(make.CUTS[4]), make.CUTS, profile, rig)
+    assert all(machine.window(Window(4, 0.0, loop_s=10.0)) == [] for _ in range(5))
 
 
 def test_one_window_or_two_with_another_between_are_not_enough(make):
@@ -247,6 +289,8 @@ def test_every_short_history_keeps_the_promises(make):
 def test_a_window_that_makes_no_sense_is_refused(num_chunks, wait, rates):
     with pytest.raises(ConfigError):
         Window(num_chunks, wait, rates)
+    with pytest.raises(ConfigError, match="loop_s is 0"):
+        Window(1, 0.5, loop_s=0.0)
 
 
 def test_after_a_drop_the_planner_cuts_later_and_the_change_is_worth_it(make):

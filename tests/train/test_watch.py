@@ -13,7 +13,7 @@ from headwater.core.replan import Replan
 from headwater.core.rig import Link
 from headwater.data.transforms import Normalize, Resize, ToFloat, Transforms
 from headwater.errors import UnreachableError
-from headwater.train import watch
+from headwater.train import source, watch
 
 SLOW, FAST = Link(2e4, 2e4), Link(1e9, 1e9)
 NOTHING = Plan(chunk_rows=8, node_batch=8)
@@ -150,3 +150,26 @@ def test_a_node_is_judged_by_what_it_makes_and_not_by_what_it_kept(job):
     assert made(1.0, 50, 0) > 0
     assert made(0.0, 0, 500) is None
     assert made(1.0, 50, 500) is None
+
+
+def test_where_no_link_changed_the_run_is_not_held(job, holds):
+    """A trainer that is slow has its work moved; what crosses the links is measured as it was."""
+    known = job._watch._believed
+    slow = replace(known, trainer=replace(known.trainer, speed=1e-3), links=(FAST,))
+    job._watch._decide(Replan(slow, ("because",), of_links=False))
+    assert not holds
+    assert job.plan.uses_storage
+    assert job._watch._believed.trainer.speed == 1e-3
+    assert len(list(job.loader)) == len(job.loader)
+
+
+def test_what_the_loop_takes_for_a_row_is_without_waiting_and_without_a_rare_pause(job, monkeypatch):
+    now, counts = [0.0], job._source._setting.counts
+    monkeypatch.setattr(source.time, "perf_counter", lambda: now[0])
+    clock = job._source.step_clock()
+    for took, waited in [(0.0, 0.0), (0.4, 0.0), (5.4, 5.0), (0.4, 0.0), (60.0, 0.0)]:
+        now[0] += took
+        counts.waited_s += waited
+        clock(4)
+    assert job._source.loop_s(0.0) == pytest.approx(0.1)
+    assert job._source.loop_s(now[0] - 1.0) is None  # a single step says little

@@ -260,6 +260,32 @@ def spread(total_s: float, place_s: Sequence[float]) -> tuple[float, ...]:
     return tuple(result)
 
 
+def least(one: Any, other: Any) -> Any:
+    """Of two measurements of the same work, the smaller; of tuples and dicts, part by part, where both have it.
+
+    What others do on a machine makes work there dearer and never cheaper, so the smaller is nearer to what it costs.
+    The smaller of two curves over the cuts rises and falls as they do.
+    """
+    if isinstance(one, Mapping):
+        return {name: least(each, other[name]) for name, each in one.items() if name in other}
+    if isinstance(one, (tuple, list)):
+        return tuple(least(each, again) for each, again in zip(one, other, strict=True))
+    return one if one is None or other is None else min(one, other)
+
+
+def cheaper(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Of two answers of a node, what each stage costs at least; the memory it needs at most.
+
+    What a prefix's kernels took is of the answer whose prefix took less.
+    """
+    kernels = min(one, other, key=lambda each: each.get("prefix_s", 0.0)).get("kernels")
+    found = {}
+    for name in (each for each in one if each != "kernels"):
+        choose = max if name.endswith("_bytes") else least
+        found[name] = choose(one[name], other[name])
+    return found if kernels is None else {**found, "kernels": kernels}
+
+
 _KEY_WORDS: Mapping[str, str] = {
     "model": "the model",
     "transforms": "the transforms",

@@ -12,6 +12,7 @@ What holds (tests/core/test_replan.py explores it exhaustively):
    could not be carried out.
 4. A rate that is lower only because nobody asked for more (the trainer did not wait), because there was no more to
    carry (the node made no more) or because the run was never meant to fill the link is not taken for a slow link.
+   Nor is a loop that mostly waits taken for a slow trainer.
 5. A link that is believed as fast as when the run began is never tried; one that was tried is never believed slower.
 """
 
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from headwater.core.cost import Estimate
 from headwater.core.cut import Cut
-from headwater.core.loads import LINK_DOWN, JobSize, Pricing, most
+from headwater.core.loads import LINK_DOWN, LOOP, SHARED, TRAINER, JobSize, Pricing, most
 from headwater.core.plan import Plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Device, Link, Rig
@@ -31,9 +32,11 @@ from headwater.errors import ConfigError
 TOLERANCE = 0.25  # "more than a quarter"
 IN_A_ROW = 2
 WAITING = 0.05  # a trainer that waits less is not held up by its feed
+STARVED = 0.5  # one that waits more is not what limits the run
 MIN_CHUNKS = 16
 _MAX_PAUSE = 1 << 12  # chunks
 MIN_GAIN = 0.05  # estimates differ from the truth by more than smaller gains
+_TRAINER = ("trainer", "")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Window:
     node_rows_per_s    per node, of its cores while they worked (`Replanner.node_rows_per_s`)
     wait_fraction      of the window's time that the training loop stood waiting for rows
     store_bytes_per_s  of samples that the trainer read by itself, where the plan moves nothing
+    loop_s             of the training loop for one row, without waiting; where the trainer's own cores do the work
     A node that was idle, or whose rate can't be told, is left out.
     """
 
@@ -53,6 +57,7 @@ class Window:
     link_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
     node_rows_per_s: Mapping[str, float] = field(default_factory=dict)
     store_bytes_per_s: float | None = None
+    loop_s: float | None = None
 
     def __post_init__(self) -> None:
         faults = []
@@ -63,16 +68,22 @@ class Window:
         for what in ("link_bytes_per_s", "node_rows_per_s"):
             faults += [f"{what} of {name} is {rate}; it must be 0 or more" for name, rate in getattr(self, what).items()
                        if not 0 <= rate < float("inf")]  # fmt: skip
+        if self.loop_s is not None and not 0 < self.loop_s < float("inf"):
+            faults.append(f"loop_s is {self.loop_s}; it must be above 0")
         if faults:
             raise ConfigError("; ".join(faults))
 
 
 @dataclass(frozen=True)
 class Replan:
-    """The rig is no longer what the plan was made for; `why` says what changed."""
+    """The rig is no longer what the plan was made for; `why` says what changed.
+
+    `of_links` where a way between machines changed: a run tells that it did, and hardly by how much.
+    """
 
     rig: Rig
     why: tuple[str, ...]
+    of_links: bool = True
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,12 @@ class Replanner:
         self._work = pricing.work(self._plan, choice)
         loads = pricing.price(self._plan, choice).loads
         steady_s = most(*(s for _, _, s in loads))
+        # What the loop takes for a row: its own work at least; at most all that its cores do meanwhile.
+        host = self._rig.trainer
+        threads = min(max(host.cores, 1.0), self._profile.trainer.num_threads)
+        alone_s = (self._work.loop_s + self._work.suffix_s / threads) / host.speed
+        beside_s = [s for kind, _, s in loads if kind in (TRAINER, LOOP, SHARED)]
+        self._loop_s = (alone_s, most(alone_s, *beside_s))
         self._bytes_per_s = self._work.down_bytes / steady_s
         # Of each node's link, how much of its time the run should keep it busy.
         self._link_share = {name: s / steady_s for kind, each, s in loads if kind == LINK_DOWN and each is not None
@@ -167,7 +184,11 @@ class Replanner:
         """A window has ended, at a chunk boundary."""
         self._since = min(self._since + seen.num_chunks, _MAX_PAUSE)
         waited = seen.wait_fraction >= WAITING
-        self._streaks = {key: self._longer(key, ratio, waited) for key, ratio in self._readings(seen).items()}
+        starved = seen.wait_fraction >= STARVED
+        self._streaks = {
+            key: self._longer(key, ratio, not starved if key == _TRAINER else waited)
+            for key, ratio in self._readings(seen).items()
+        }
         sure = {key: streak for key, streak in self._streaks.items() if streak.length >= IN_A_ROW}
         return self._decide(sure)
 
@@ -200,11 +221,14 @@ class Replanner:
         self._rig, why = self._changed(sure)
         self._since = 0
         self._price()
-        return [Replan(self._rig, why)]
+        return [Replan(self._rig, why, any(kind in ("link", "store") for kind, _ in sure))]
 
     def _readings(self, seen: Window) -> dict[tuple[str, str], float]:
         """Measured ÷ believed, for every rate that says something."""
         found: dict[tuple[str, str], float] = {}
+        if seen.loop_s is not None and self._profile.trainer.suffix_on == "host":
+            least_s, most_s = self._loop_s
+            found[_TRAINER] = min(max(seen.loop_s, least_s), most_s) / seen.loop_s
         if not self._plan.uses_storage:
             # Against what the run as a whole should do: who decodes by himself may be busy while the link is not. More
             # than that says nothing.
@@ -234,8 +258,8 @@ class Replanner:
         whole = min(link.down_bytes_per_s, port.down_bytes_per_s)
         return min(whole, port.down_bytes_per_s / len(self._rig.nodes)), whole
 
-    def _longer(self, key: tuple[str, str], ratio: float, waited: bool) -> _Streak:
-        high, low = ratio > 1 + TOLERANCE, ratio < 1 - TOLERANCE and waited
+    def _longer(self, key: tuple[str, str], ratio: float, may_be_slow: bool) -> _Streak:
+        high, low = ratio > 1 + TOLERANCE, ratio < 1 - TOLERANCE and may_be_slow
         sign = 1 if high else -1 if low else 0
         before = self._streaks.get(key, _Streak())
         length = 0 if sign == 0 else before.length + 1 if sign == before.sign else 1
@@ -247,6 +271,10 @@ class Replanner:
         nodes, links, port, store = list(rig.nodes), list(rig.links), rig.trainer_link, rig.store_link
         slower = [streak.ratio for key, streak in sure.items() if key[0] == "link" and streak.sign < 0]
         all_slower = len(slower) == len(nodes) > 0
+        trainer = rig.trainer
+        if streak := sure.get(_TRAINER):
+            trainer = _scaled_device(trainer, streak.ratio)
+            why.append(f"the trainer works at {streak.ratio:.2g} times the speed it was planned for")
         for index, device in enumerate(rig.nodes):
             if streak := sure.get(("node", device.name)):
                 nodes[index] = _scaled_device(device, streak.ratio)
@@ -269,7 +297,9 @@ class Replanner:
             store = (
                 _scaled_link(store, max(slower) * store.down_bytes_per_s, max(slower)) if store is not None else None
             )
-        return replace(rig, nodes=tuple(nodes), links=tuple(links), trainer_link=port, store_link=store), tuple(why)
+        changed = replace(rig, nodes=tuple(nodes), links=tuple(links), trainer=trainer, trainer_link=port,
+                          store_link=store)  # fmt: skip
+        return changed, tuple(why)
 
 
 def worth_switching(now: Estimate, then: Estimate) -> bool:

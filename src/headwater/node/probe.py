@@ -35,8 +35,8 @@ from headwater.node.engine import Engine
 
 ROUNDS = 4  # one for each stage by itself, the others for all at once
 WARM_ROWS = 4
-MEASURE_S = 1.5  # of CPU for the prefix; enough for two groups of a slow one, and many of a fast one
-GROUP_S = 0.75  # that a group of a slow prefix may take; fewer rows cost the same a row then
+MEASURE_S = 0.8  # of CPU for the prefix; two groups of a slow one, and many of a fast one
+GROUP_S = 0.5  # that a group of a slow prefix may take; fewer rows cost the same a row then
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,9 @@ class Source(Protocol):
     @property
     def version(self) -> int: ...
 
+    def step_clock(self) -> Callable[[int], None]:
+        """To be called with the number of rows of each batch that is handed out in an epoch."""
+
     def open(self, epoch: int, ids: np.ndarray) -> Opened:
         """The rows of these samples, in this order. Closing the iterator ends all work for it."""
 
@@ -158,6 +161,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         slices = self._slices(position)
         entries = np.concatenate([np.arange(*part) for part in slices] or [np.empty(0, np.int64)])
         stream = _Stream(self._source, epoch, ids, entries, self._skip_bad, lambda bad: self._note(epoch, bad))
+        step_clock = self._source.step_clock()
         try:
             while (step := self._dealing.step_at(position)) is not None:
                 if self._dealing.world == 1:
@@ -183,6 +187,8 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                 if number == self._iterator:
                     self._position = position
                 any_batch = True
+                if self._dealing.world == 1:  # where others take part in a step, its time says nothing about this one
+                    step_clock(len(samples))
                 yield batch
             if number == self._iterator:
                 self._position = len(self._samples)

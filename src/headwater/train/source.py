@@ -13,6 +13,7 @@ import time
 import uuid
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Event
@@ -51,6 +52,7 @@ from headwater.train.reply import Reply, Worker
 log = logging.getLogger(__name__)
 
 Finish = Callable[[list[np.ndarray], np.ndarray], Any]
+MIN_STEPS, MAX_STEPS = 3, 256  # whose times tell what a step takes; that are remembered
 
 
 @dataclass
@@ -119,6 +121,7 @@ class Source:
         self._closed = Event()
         self._host: HostWorker | None = None
         self._waiting_since: float | None = None
+        self._steps: deque[tuple[float, float]] = deque(maxlen=MAX_STEPS)  # when one ended, seconds a row of it
         self._free = Event()  # cleared while nothing may be asked for
         self._free.set()
         self._carried = self._prepare(plan, 0)
@@ -185,6 +188,32 @@ class Source:
         """How long the loop has waited for rows, up to now."""
         since = self._waiting_since
         return self._setting.counts.waited_s + (0.0 if since is None else time.perf_counter() - since)
+
+    def step_clock(self) -> Callable[[int], None]:
+        """To be called with the number of rows whenever the loop gets a batch; it notes what the one before took.
+
+        The first batch of an epoch comes after whatever the loop did between two epochs, and is not noted.
+        """
+        counts, last = self._setting.counts, list[tuple[float, float, int]]()
+
+        def got(num_rows: int) -> None:
+            now = time.perf_counter()
+            if last:
+                since, waited_s, before = last.pop()
+                with self._lock:
+                    self._steps.append((now, (now - since - (counts.waited_s - waited_s)) / before))
+            last.append((now, counts.waited_s, num_rows))
+
+        return got
+
+    def loop_s(self, since: float) -> float | None:
+        """What the loop took for a row since then, without waiting; None if that was too few steps.
+
+        Of the step in the middle: a loop may now and then do something else between two batches.
+        """
+        with self._lock:
+            found = sorted(s for at, s in self._steps if at > since)
+        return found[len(found) // 2] if len(found) >= MIN_STEPS and found[len(found) // 2] > 0 else None
 
     @property
     def num_chunks(self) -> int:

@@ -182,15 +182,17 @@ class Watch:
         taken_s = now.at - before.at
         waited = min(1.0, max(0.0, (now.waited_s - before.waited_s) / taken_s))
         num_chunks = now.num_chunks - before.num_chunks
+        loop_s = self._source.loop_s(before.at)
         if not self._source.plan.uses_storage:
-            return Window(num_chunks, waited, store_bytes_per_s=(now.read_bytes - before.read_bytes) / taken_s)
+            read = (now.read_bytes - before.read_bytes) / taken_s
+            return Window(num_chunks, waited, store_bytes_per_s=read, loop_s=loop_s)
         carried = {name: (now.received[name] - before.received[name]) / taken_s for name in now.received}
         made = {
             name: rate
             for name in now.busy.keys() & before.busy.keys()
             if (rate := self._made(name, before, now)) is not None
         }
-        return Window(num_chunks, waited, carried, made)
+        return Window(num_chunks, waited, carried, made, loop_s=loop_s)
 
     def _made(self, name: str, before: _Reading, now: _Reading) -> float | None:
         """Rows a second that the node's cores could make, from how long its threads took for those they made."""
@@ -202,18 +204,18 @@ class Watch:
         return self._replanner.node_rows_per_s(name, busy_s / rows, self._threads[name])
 
     def _decide(self, decision: Replan) -> None:
-        """Go over to another plan if one pays on the links as they are, measured with nothing else on them.
+        """Go over to another plan if one pays; where links changed, as they are with nothing else on them.
 
-        Measuring stops the run for a while, so it is done only if another plan may pay. If it can't be done, or the
-        plan can't be adopted, nothing was decided, and the change is seen again.
+        Measuring links stops the run for a while, so it is done only if another plan may pay. If it can't be done, or
+        the plan can't be adopted, nothing was decided, and the change is seen again.
         """
         before, rig = self._source.plan, decision.rig
         why = "; ".join(decision.why)
         adopted = before
         try:
             if self._may_pay(before, rig):
-                with self._source.held():
-                    rig = self._measure(rig)
+                with self._source.held() if decision.of_links else contextlib.nullcontext():
+                    rig = self._measure(rig) if decision.of_links else self._with_memory(rig)
                     self._missing = self._without_file()
                     now, best = self._compare(before, rig)
                     if best.plan != before and worth_switching(now, best):
@@ -276,26 +278,34 @@ class Watch:
 
     def _measure(self, rig: Rig) -> Rig:
         """Links, port, the way to the store and this machine as they are now, with nothing else on them."""
-        nodes, links, there = [], [], []
-        for client, device, known in zip(self._clients, rig.nodes, rig.links, strict=True):
+        rig = self._with_memory(rig)
+        links, there = [], []
+        for client, known in zip(self._clients, rig.links, strict=True):
             try:
                 down, up, latency_s = client.measure_link(MEASURE_S)
-                memory_bytes = int(client.hello()["memory_bytes"])  # may have become less, where a cgroup holds it
             except HeadwaterError:
-                nodes.append(device)
                 links.append(known)  # away for now; the feed asks it again and again
             else:
-                nodes.append(replace(device, memory_bytes=memory_bytes))
                 links.append(Link(down, up, latency_s))
                 there.append((client, links[-1]))
         store, speed = self._measure_here()
         port = rig.trainer_link
         if len(there) > 1:
             port = measure_port([client for client, _ in there], [link for _, link in there])
-        # What slows a node may slow the trainer, too: machines of one make, or two cores of one machine.
-        trainer = rig.trainer if speed is None else replace(rig.trainer, speed=speed)
-        return replace(rig, nodes=tuple(nodes), links=tuple(links), trainer=trainer, trainer_link=port,
-                       store_link=store, trainer_reads=store is not None)  # fmt: skip
+        trainer = rig.trainer
+        if speed is not None and not self._source.plan.uses_storage:  # of decoding, which is most of what it does then
+            trainer = replace(trainer, speed=speed)
+        return replace(rig, links=tuple(links), trainer=trainer, trainer_link=port, store_link=store,
+                       trainer_reads=store is not None)  # fmt: skip
+
+    def _with_memory(self, rig: Rig) -> Rig:
+        """What the nodes have by now: it may have become less, where a cgroup holds them."""
+        nodes = []
+        for client, device in zip(self._clients, rig.nodes, strict=True):
+            with contextlib.suppress(HeadwaterError):  # away for now
+                device = replace(device, memory_bytes=int(client.hello()["memory_bytes"]))
+            nodes.append(device)
+        return replace(rig, nodes=tuple(nodes))
 
 
 def _has_faster_link(before: Rig, after: Rig) -> bool:
