@@ -73,11 +73,11 @@ NUM_ASKED = 48  # in a chunk that is asked for as a job would
 NODE_BATCH = 16
 LONE_ROWS = 8
 RECEIVE_S = 0.25  # of a transfer whose CPU is measured
-NO_DRIFT = 1.33  # decoding the same pictures took 2.45 to 3.05 ms each in six tries on one shared core (measured)
+NO_DRIFT = 1.5  # decoding the same pictures seemed up to a third slower in moments of a shared core (measured)
 MAX_DRIFT = 3.0  # more than this is no longer the same machine: it is measured again
 SLOWEST = 1e-3  # against the first node
 MOMENT_S = 10.0  # what took longer is not measured twice: all is to end within half a minute
-LOOKS = 3  # at a machine that seems to have changed
+LOOKS, LOOK_AGAIN_S = 3, 1.0  # at a machine that seems to have changed; a bad moment may last as long as a look
 MAX_BATCH = 32  # a training batch beyond this costs the same a row, and more time to measure
 ASK_S = 2.0  # that the chunk may take which is asked for as a job would; a row more than a group at least
 
@@ -263,7 +263,9 @@ def _speeds(
 def _speed(then_s: float, look: Callable[[], float], no_drift: float) -> float:
     """Of now, against then: of a few looks the one nearest to then, since a bad moment is soon over."""
     ratios = []
-    for _ in range(LOOKS if no_drift > 1 else 1):
+    for number in range(LOOKS if no_drift > 1 else 1):
+        if number:
+            time.sleep(LOOK_AGAIN_S)
         now_s = look()
         ratios.append(then_s / now_s if then_s > 0 and now_s > 0 else 1.0)
         if 1 / no_drift < ratios[-1] < no_drift:
