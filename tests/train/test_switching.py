@@ -14,6 +14,7 @@ from headwater.errors import ConfigError, PlanError, UnreachableError
 from headwater.node.cache import Cache
 from headwater.node.prefixes import Prefixes, Wanted, _Loaded
 from headwater.node.service import Node
+from headwater.train.client import NodeClient
 
 TRANSFORMS = Transforms([RandomResizedCrop(32), HorizontalFlip(), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
 
@@ -185,3 +186,20 @@ def test_with_every_node_dead_a_plan_is_refused(pictures, start_node):
         node.kill()
         with pytest.raises(UnreachableError):
             job.adopt(near_plan(cuts["0.1"]))
+
+
+def test_nodes_load_what_they_run_before_rows_are_wanted(pictures, start_node, monkeypatch):
+    node, asked, rows = start_node(pictures), [], NodeClient.rows
+    monkeypatch.setattr(
+        NodeClient, "rows", lambda self, chunk, stopped: asked.append(chunk) or rows(self, chunk, stopped)
+    )
+    with start(pictures, [node.address], cut="0.3") as job:
+        job._source.warm()
+        (chunk,) = asked
+        assert (chunk.extraction.prefix is not None, len(chunk.samples), chunk.reuse) == (True, 1, False)
+        node.kill()
+        job._source.warm()  # what is wrong is said once rows are wanted
+        assert len(asked) == 2
+        job._source.adopt(Plan())
+        job._source.warm()
+        assert len(asked) == 2, "nothing runs there"

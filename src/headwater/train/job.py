@@ -278,6 +278,7 @@ def near(
         if measured is None and chosen.prefix == "storage" and (chosen.precision, precision) != (FULL, FULL):
             deviations |= _settle(source, joined, chosen, precision, tolerance)
         if measured is not None:
+            source.warm()
             watch = Watch(source, clients, measured.offered, measured.profile, measured.rig, size, codecs,
                           partial(measure_here, samples, pipeline, measured.profile, seed, holdings),
                           joined.check_cut, precisions,

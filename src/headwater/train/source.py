@@ -15,6 +15,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
@@ -35,7 +36,7 @@ from headwater.data.samples import Samples
 from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
 from headwater.data.wire import Chunk, Extraction
-from headwater.errors import ConfigError, PlanError, UnreachableError
+from headwater.errors import ConfigError, HeadwaterError, PlanError, UnreachableError
 from headwater.model.capture import Captured
 from headwater.model.near import NearModel, Rows
 from headwater.model.ship import Shipped, cuts_to_ship, ship, shipped_before
@@ -46,7 +47,7 @@ from headwater.train.feed import Feed
 from headwater.train.host import HostWorker
 from headwater.train.inline import InlineWorker
 from headwater.train.inorder import in_order
-from headwater.train.precision import calibrated, check_possible, deviation
+from headwater.train.precision import calibrated, check_possible, deviation, spread_out
 from headwater.train.reply import Reply, Worker
 
 log = logging.getLogger(__name__)
@@ -165,6 +166,27 @@ class Source:
             for feed in feeds:
                 feed.abandon()
         return True
+
+    def warm(self) -> None:
+        """Have the nodes load what the plan runs there, so that the first rows come as soon as later ones.
+
+        What goes wrong with that is the feed's business, once rows are wanted.
+        """
+        carried, given, stopped = self._carried, self._setting, Event()
+        if carried.plan.prefix != "storage" or not given.clients:
+            return
+
+        def ask(client: NodeClient) -> None:
+            refs = spread_out(given.samples, 1, given.holdings, client.name)
+            with contextlib.suppress(HeadwaterError):
+                client.rows(Chunk(carried.extraction, "probe", given.seed, 0, 0, refs, reuse=False), stopped)
+
+        with given.progress.step("loading the prefix on the nodes"), ThreadPoolExecutor(len(given.clients)) as pool:
+            _, late = wait([pool.submit(ask, client) for client in given.clients], given.patience_s)
+            if late:
+                stopped.set()
+                for client in given.clients:
+                    client.stop(stopped)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
