@@ -53,19 +53,25 @@ class Size:
     """How much is measured."""
 
     num_pictures: int
-    rates: tuple[float, ...]  # the fastest first: a prefix crosses while the link is fast, as it would have long ago
+    # Of each model, the fastest link first: a prefix crosses while it is fast, as it would have long ago.
+    points: dict[str, tuple[float, ...]]
     sides: tuple[str, ...]
     repeats: int
     seconds: float  # of a measurement, or to the end of its epoch
     thin_seconds: float  # of one that ships JPEGs over less than 10 Mbit/s: three batches or more
     peers_with: tuple[str, ...] = MODELS  # models that peers are measured with
     thin_upload: bool = True  # whether a prefix is sent over the link as it is, or before it is thin
-    models: tuple[str, ...] = MODELS
+    stages_before: bool = True  # each of Headwater's turns, or only after it
+
+    @property
+    def rates(self) -> list[float]:
+        return sorted({rate for rates in self.points.values() for rate in rates}, reverse=True)
 
 
-FULL = Size(1920, (1000, 200, 50, 10, 2), ("plain", *PEERS, "headwater"), 3, 8, 14)
+FULL = Size(1920, dict.fromkeys(MODELS, (1000, 200, 50, 10, 2)), ("plain", *PEERS, "headwater"), 3, 8, 14)
 # Four minutes: peers with one model, and no minute in which a prefix crosses 2 Mbit/s.
-QUICK = Size(480, (1000, 2), ("plain", *PEERS[:-1], "headwater"), 1, 3, 5, peers_with=("mobilenet",), thin_upload=False)
+QUICK = Size(320, {"mobilenet": (1000, 2), "lite0": (2,)}, ("plain", *PEERS[:-1], "headwater"), 1, 3, 5,
+             peers_with=("mobilenet",), thin_upload=False, stages_before=False)  # fmt: skip
 
 
 def run(*, quick: bool, console: Console) -> Result:
@@ -98,9 +104,9 @@ def sweep(size: Size, quick: bool, console: Console) -> Result:
         fetch = measure_fetch(up, env)
         fetch["send_s_per_byte"], fetch["receive_s_per_byte"] = cpu_s_per_byte(up, "storage", "trainer")
         points = []
-        for model in size.models:
+        for model, rates in size.points.items():
             with closing(StagesOf(up, env, model, fetch)) as stages:
-                for rate in size.rates:
+                for rate in rates:
                     there = [side for side in sides if side.name not in PEERS or model in size.peers_with]
                     about_it = (there, model, rate, links[rate], stages, size, console)
                     try:
@@ -335,7 +341,7 @@ def measure_point(
             if number not in rounds_of(side, size.repeats):
                 continue
             ours = side.name == "headwater"
-            around = [rested(up, stages)] if ours else []
+            around = [rested(up, stages)] if ours and size.stages_before else []
             point.measured[side.name][number] = measure(up, side, rate, number, size)
             if ours:
                 point.stages[number] = [*around, rested(up, stages)]
@@ -407,19 +413,19 @@ def result(
     def speedup(model: str) -> float:
         return next(point.vs_plain() for point in points if (point.model, point.rate) == (model, min(size.rates)))
 
-    numbers = {f"speedup_{model}_2mbit": speedup(model) for model in size.models}
+    numbers = {f"speedup_{model}_2mbit": speedup(model) for model in size.points}
     numbers |= {
         "min_vs_plain": min(point.vs_plain() for point in points),
         "min_vs_best_peer": min((point.vs_best_peer() for point in points if point.has_peers()), default=math.nan),
         "min_of_bound": min(point.of_bound() for point in points),
     }
-    ends = [point for point in points if point.rate in (min(size.rates), max(size.rates))]
+    ends = [point for point in points if point.rate in (size.rates[0], size.rates[-1])]
     notes = [
         f"{what}, batch {BATCH}; store and node on one core, trainer on the other; {size.repeats} rounds (peers in "
         f"every other one) of cold epochs, to their end or for {size.seconds:g} s ({size.thin_seconds:g} s below 10 "
         "Mbit/s where JPEGs cross); medians",
         "ratios are medians of those within a round (Ray's: of medians); rounds: images_per_s of each; the stages "
-        "are measured right before and right after each of Headwater's turns",
+        f"are measured right {'before and right ' if size.stages_before else ''}after each of Headwater's turns",
         "images_per_s: whole steps ÷ the time from asking for the first batch to the end of the last step; "
         "steady_per_s: the same from the end of the first step on",
         "plan_s is not in the rate: a plan and its prefix are used for all epochs; the prefix was exported before"
@@ -434,7 +440,7 @@ def result(
             "Ray is measured in one round; its clock starts when its first batch is there: its actor starts anew with "
             "each epoch, for seconds"
         )
-    for model in size.models:
+    for model in size.points:
         every = [each for point in points if point.model == model for each in point.all_stages]
         notes.append(f"{TITLES[model]}, each stage alone, pictures/s: {alone(median(every))}")
     return Result(

@@ -91,7 +91,7 @@ class Trainer:
         else:
             when, *rows = np.array(used).T
             rate = min(float(np.polyfit(when, each, 1)[0]) for each in rows)
-        return {"rate": rate, "cpu_s": time.process_time() - cpu}
+        return {"rate": rate, "busy": (time.process_time() - cpu) / max(time.perf_counter() - begin, 1e-9)}
 
     def close(self) -> None:
         if self._job is not None:

@@ -5,14 +5,16 @@ chosen from one profile runs within 5 % of the best cut in at least 95 % of the 
 it is estimated to take is within 15 % of what it takes.
 
 Every cut that the planner could have chosen is run with the knobs the planner would give it, "move decoded pixels" and
-"move nothing" as well. A cut is left out only where its bytes alone, at the measured rate of the link, take longer
-than a plan that was run. Those that come near the best are run again, in rounds with the choice, and those that then
-seem ahead of the choice in some more. Only rates of the same round are compared, and the median of those ratios counts:
-the machine may be faster a minute later.
+"move nothing" as well. A cut is left out only where it can't be the best: where its bytes alone, at the measured rate
+of the link, take longer than a plan that was run; or where the node does all the work of an earlier cut and more, and
+with that one it was the node that limited, at less than two thirds of the best. Those that come near the best are run
+again, in rounds with the choice, and those that then seem ahead of the choice in some more. Only rates of the same
+round are compared, and the median of those ratios counts: the machine may be faster a minute later.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
@@ -44,8 +46,11 @@ QUICK = [case for case in CASES if case[0] == "shufflenet"]  # a fast model
 ROUNDS = 3  # of those that come near the best
 NEAR = 0.85  # of the best rate: run again
 MOST_NEAR = 5
+QUICK_CUTS, QUICK_NEAR = 6, 3  # four cases in four minutes: the best by their estimates, once, and those near the best
 MORE_ROUNDS = 4  # of what seems to be ahead of the choice by more than this, and of the choice
 SURELY = 0.02
+NO_LATER = 2 / 3  # of the best rate: a node that can't do this with one cut can't be the best with a later one
+IDLE = 0.7  # of its time or its rate: a trainer or a link that is busier may be what limits
 CODEC = "fp16"  # rows may travel so
 
 
@@ -80,6 +85,7 @@ def run(*, quick: bool, console: Console) -> Result:
 
 
 def one_case(trainer: Remote, address: str, name: str, link: float, share: float, quick: bool) -> dict[str, Any]:
+    """`quick` runs what is estimated to come next to the choice, and the two extremes; otherwise every cut."""
     start = time.perf_counter()
     found = trainer.ask(what="plan", codec=CODEC)
     choice = found["plan"]
@@ -87,21 +93,31 @@ def one_case(trainer: Remote, address: str, name: str, link: float, share: float
     for each in found["estimates"]:  # best first: of two codecs at one cut, the planner's own choice
         estimates.setdefault(_key(each["plan"]), each)
     plans = {key: each["plan"] for key, each in estimates.items()}
+    if quick:
+        plans = {key: plan for number, (key, plan) in enumerate(plans.items())
+                 if number < QUICK_CUTS or Plan.from_json(plan).prefix != "storage"}  # fmt: skip
     plans[_key(choice)] = choice
     chosen_key = _key(choice)
     first = {chosen_key: measure(trainer, choice, 0.0)}  # what else there is, roughly
     bounded = {}
-    for key, plan in plans.items():
+    no_later = math.inf  # rows a second that a node can't exceed from here on
+    # Earlier cuts first: the others have the node do what they do, and more.
+    for key, plan in sorted(plans.items(), key=lambda each: each[1]["cut"]["index"]):
         if key == chosen_key:
             continue
-        best = max(first.values())
-        at_most = found["link_bytes_per_s"] / estimates[key]["estimated"]["down_bytes_per_sample"]
+        best, made = max(first.values()), Plan.from_json(plan)
+        by_link = found["link_bytes_per_s"] / estimates[key]["estimated"]["down_bytes_per_sample"]
+        at_most = min(by_link, no_later if made.prefix == "storage" else math.inf)
         if at_most < best:
             bounded[key] = at_most
-        else:
-            first[key] = measure(trainer, plan, best, short=True)
+            continue
+        asked = ask_rate(trainer, plan, best, short=True)
+        first[key] = asked["rate"]
+        waits = asked["busy"] < IDLE and asked["rate"] < IDLE * by_link
+        if made.prefix == "storage" and waits and asked["rate"] < NO_LATER * best:
+            no_later = min(no_later, asked["rate"] / NO_LATER)  # with what else a row costs, encoding and sending
     near = [key for key, rate in first.items() if rate >= NEAR * max(first.values()) and key != chosen_key]
-    near = sorted(near, key=lambda key: -first[key])[:MOST_NEAR]
+    near = sorted(near, key=lambda key: -first[key])[: QUICK_NEAR if quick else MOST_NEAR]
     rounds: list[dict[str, float]] = []
 
     def one_round(keys: list[str]) -> None:
@@ -149,14 +165,21 @@ def lead(rounds: list[dict[str, float]], chosen: str) -> dict[str, float]:
     return {key: statistics.median(each[key] / each[chosen] for each in rounds if key in each) for key in keys}
 
 
-def measure(trainer: Remote, plan: dict[str, Any], best: float, short: bool = False) -> float:
-    """Rows a second; a plan that is clearly slower than `best` is cut off early."""
+def measure(trainer: Remote, plan: dict[str, Any], best: float) -> float:
+    """Rows a second."""
+    return ask_rate(trainer, plan, best)["rate"]
+
+
+def ask_rate(trainer: Remote, plan: dict[str, Any], best: float, short: bool = False) -> dict[str, float]:
+    """Rows a second, and how busy the trainer was; a plan that is clearly slower than `best` is cut off early."""
     rows = plan["chunk_rows"]
     at_least, chunks = (1.0, max(2, -(-64 // rows))) if short else (3.0, max(4, -(-96 // rows)))
     # What a plan two thirds as fast as the best would need.
     at_most = max(3.0, 1.5 * (chunks + 1) * rows / best) if best else 60.0
-    found = trainer.ask(what="rate", plan=plan, at_least_s=at_least, at_most_s=at_most, num_chunks=chunks)
-    return float(found["rate"])
+    found: dict[str, float] = trainer.ask(
+        what="rate", plan=plan, at_least_s=at_least, at_most_s=at_most, num_chunks=chunks
+    )
+    return found
 
 
 def _key(plan: dict[str, Any]) -> str:
@@ -200,8 +223,9 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
             f"beside the choice are; rounds beyond {ROUNDS} only where something seems over {100 * SURELY:g} % ahead",
             "regret: the best plan's rate ÷ the choice's of the same round, in the median, - 1; rates in the table are "
             "medians of their own",
-            "num_run cuts were run, num_bounded can't be the best by their bytes alone; worst_per_s is the slowest "
-            "of both: where it was not run, the most that its bytes allow",
+            *([f"quick: of all cuts, the {QUICK_CUTS} best by their estimates were run"] if quick else []),
+            "num_run cuts were run, num_bounded can't be the best by their bytes alone, or by what the node did with "
+            "an earlier cut; worst_per_s is the slowest of both: where it was not run, the most that these allow",
         ],
         draw=lambda path: draw(cases, path),
     )
