@@ -60,15 +60,16 @@ class Trainer:
 
         The lower of what the loop took and what arrived counts: chunks that were made ahead are taken faster than they
         are made, and chunks that nobody takes yet arrive faster than they will be. A slope through all of them, since
-        chunks come in bursts where several are under way at once. Stops after `num_chunks` and `at_least_s`, or
-        `at_most_s` after the first chunk. The time until then is not in it: a node may load an engine first.
+        chunks come in bursts where several are under way at once. And how busy this process was meanwhile. Stops after
+        `num_chunks` and `at_least_s`, or `at_most_s` after the first chunk. The time until then is not in it: a node
+        may load an engine first.
         """
         job = self._job
         assert job is not None
         job.adopt(hw.Plan.from_json(plan))
         counts = job.counts
-        begin, cpu = time.perf_counter(), time.process_time()
-        taken: list[tuple[float, int, int]] = []  # when, rows that the loop has taken, rows that have come
+        begin = time.perf_counter()
+        taken: list[tuple[float, float, int, int]] = []  # when, CPU-seconds, rows the loop has taken, rows that came
         rows_before = seen = counts.num_rows
         skip = max(1, SKIP_ROWS // job.plan.chunk_rows)
         batches = iter(job.loader)
@@ -80,18 +81,17 @@ class Trainer:
             now = time.perf_counter() - begin
             if counts.num_rows != seen:
                 seen = counts.num_rows
-                taken.append((now, seen - rows_before, counts.num_arrived))
+                taken.append((now, time.process_time(), seen - rows_before, counts.num_arrived))
             enough = len(taken) > skip + num_chunks and now - taken[skip][0] >= at_least_s
             if enough or (taken and now - taken[0][0] > at_most_s):
                 break
         batches.close()  # type: ignore[attr-defined]
         used = taken[min(skip, max(0, len(taken) - 3)) :]
-        if len(used) < 3:
-            rate = (taken[-1][1] if taken else BATCH) / max(time.perf_counter() - begin, 1e-9)
-        else:
-            when, *rows = np.array(used).T
-            rate = min(float(np.polyfit(when, each, 1)[0]) for each in rows)
-        return {"rate": rate, "busy": (time.process_time() - cpu) / max(time.perf_counter() - begin, 1e-9)}
+        if len(used) < 3:  # too slow to tell more
+            return {"rate": (taken[-1][2] if taken else BATCH) / max(time.perf_counter() - begin, 1e-9), "busy": 1.0}
+        when, cpu_s, *rows = np.array(used).T
+        rate = min(float(np.polyfit(when, each, 1)[0]) for each in rows)
+        return {"rate": rate, "busy": float((cpu_s[-1] - cpu_s[0]) / max(when[-1] - when[0], 1e-9))}
 
     def close(self) -> None:
         if self._job is not None:

@@ -121,5 +121,9 @@ def test_of_two_answers_of_a_node_each_stage_counts_at_its_best_and_memory_at_it
     other = {"decode_s": 1.0, "prefix_s": 4.0, "kernels": [["a", 4.0]], "row_bytes": 9, "encode_s_per_byte": {
              "fp16": 0.5}}  # fmt: skip
     want = {"decode_s": 1.0, "prefix_s": 3.0, "kernels": [["a", 3.0]], "row_bytes": 9}
+    # Pictures twice as large may take twice as long.
+    large = {**other, "decode_s": 6.0, "sample_bytes": 200.0}
+    assert cheaper({**one, "sample_bytes": 100.0}, large)["decode_s"] == 2.0
+    assert cheaper({**one, "sample_bytes": 50.0}, large)["decode_s"] == 1.5
     # A codec that could not hold the rows of one of the two is left out.
     assert cheaper(one, other) == cheaper(other, one) == {**want, "encode_s_per_byte": {"fp16": 0.5}}

@@ -128,18 +128,43 @@ def loop(run, factor, wait=0.0, at=1):
     return run.machine.window(Window(4, wait, loop_s=factor * run.machine._loop_s[at]))
 
 
-@pytest.mark.parametrize(("factor", "at"), [(2.0, 1), (0.5, 0)])
-def test_a_loop_that_takes_longer_or_less_is_a_trainer_of_another_speed(make, factor, at):
+def test_a_loop_that_takes_longer_is_a_slow_trainer_until_it_is_as_before(make):
     run = Run(make, trainer=Device("t", 1.0))
-    assert run.machine._loop_s[0] < run.machine._loop_s[1]
-    assert loop(run, factor, at=at) == []
-    (decision,) = loop(run, factor, at=at)
-    assert decision.rig.trainer.speed == pytest.approx(1 / factor)
+    least, most = run.machine._loop_s
+    assert least < most
+    assert loop(run, 1.5) == []
+    (decision,) = loop(run, 1.5)
+    assert decision.rig.trainer.speed == pytest.approx(1 / 1.5)
     assert replace(decision.rig, trainer=run.rig.trainer) == run.rig
-    assert decision.why == (f"the trainer works at {1 / factor:.2g} times the speed it was planned for",)
+    assert decision.why == ("the trainer works at 0.67 times the speed it was planned for",)
     assert not decision.of_links
     # What was seen is what is believed now.
     assert all(run.machine.window(Window(4, 0.0, loop_s=s)) == [] for s in run.machine._loop_s for _ in range(5))
+    again = [each for _ in range(2) for each in run.machine.window(Window(4, 0.0, loop_s=least))]
+    assert [each.rig for each in again] == [run.rig]
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.floats(0, 1)), max_size=12))
+def test_no_loop_makes_a_trainer_faster_than_it_was_or_slower_than_half(make, windows):
+    """A loop may do nothing with its rows, or much else beside."""
+    run = Run(make, trainer=Device("t", 1.0))
+    for factor, wait in windows:
+        loop(run, factor, wait=wait)
+        assert 0.5 <= run.machine.rig.trainer.speed <= 1.0
+
+
+def test_to_and_fro_between_two_plans_it_slows_down(make):
+    run = Run(make, min_chunks=4)
+    one, other = run.plan, near_plan(make.CUTS[3], prefetch=24)
+    gaps = []
+    for number in range(5):
+        count = 0
+        while count < 1000 and not run.window(link=0.5, chunks=1):
+            count += 1
+        gaps.append(count)
+        run.machine.believe(run.rig)
+        run.machine.adopted(other if number % 2 == 0 else one)
+    assert all(later >= 1.8 * earlier for earlier, later in pairwise(gaps[1:])), gaps
 
 
 @given(st.floats(0, 1), st.floats(0.81, 1.3), st.floats(0, 1))
@@ -153,6 +178,15 @@ def test_a_loop_may_take_anything_between_its_own_work_and_all_that_its_cores_do
 def test_a_loop_that_mostly_waits_is_not_slow(make):
     run = Run(make, trainer=Device("t", 1.0))
     assert all(loop(run, 3.0, wait=0.6) == [] for _ in range(5))
+
+
+def test_a_node_beside_its_trainer_is_not_slow(make):
+    """Its threads have their cores in turn with the training loop."""
+    run = Run(make, node_cores=1.0, trainer=Device("t", 1.0), shared_cores=True)
+    (name,) = [device.name for device in run.rig.nodes]
+    shared_s = run.machine._shared_s
+    assert shared_s > run.work.node_s
+    assert run.machine.node_rows_per_s(name, shared_s, 1) == pytest.approx(run.rows_per_s)
 
 
 def test_a_loop_that_leaves_its_work_to_an_accelerator_says_nothing(make):

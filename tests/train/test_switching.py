@@ -190,16 +190,23 @@ def test_with_every_node_dead_a_plan_is_refused(pictures, start_node):
 
 def test_nodes_load_what_they_run_before_rows_are_wanted(pictures, start_node, monkeypatch):
     node, asked, rows = start_node(pictures), [], NodeClient.rows
-    monkeypatch.setattr(
-        NodeClient, "rows", lambda self, chunk, stopped: asked.append(chunk) or rows(self, chunk, stopped)
-    )
+
+    def ask(self, chunk, stopped):
+        asked.append(chunk)
+        return rows(self, chunk, stopped)
+
+    monkeypatch.setattr(NodeClient, "rows", ask)
     with start(pictures, [node.address], cut="0.3") as job:
-        job._source.warm()
+        for thread in job._source._warm(job._source._carried):
+            thread.join(30)
         (chunk,) = asked
         assert (chunk.extraction.prefix is not None, len(chunk.samples), chunk.reuse) == (True, 1, False)
+        other = plans_of(job)[-1]
+        assert job._source.adopt(other, warm_s=30)
+        assert asked[-1].extraction == job._source._carried.extraction != chunk.extraction
         node.kill()
         job._source.warm()  # what is wrong is said once rows are wanted
-        assert len(asked) == 2
+        assert len(asked) == 3
         job._source.adopt(Plan())
         job._source.warm()
-        assert len(asked) == 2, "nothing runs there"
+        assert len(asked) == 3, "nothing runs there"

@@ -33,7 +33,7 @@ def job(pictures, start_node, monkeypatch):
     with hw.near(network(), pictures, transforms=TRANSFORMS, nodes=[start_node(pictures).address], batch_size=4) as job:
         job._source.adopt(NOTHING)
         job._watch._replanner.adopted(NOTHING)
-        monkeypatch.setattr(watch.Watch, "_measure", lambda self, rig: job.now)
+        monkeypatch.setattr(watch.Watch, "_measure", lambda self, rig, there: job.now)
         yield job
 
 
@@ -143,7 +143,7 @@ def test_a_node_is_judged_by_what_it_makes_and_not_by_what_it_kept(job):
     job._watch._replanner.adopted(near_plan(smallest_cut(job.cuts)))
 
     def made(busy_s, rows, kept):
-        readings = [watch._Reading(at, 0, 0.0, {}, 0, {name: busy}) for at, busy in
+        readings = [watch._Reading(at, 0, 0.0, {}, 0, 0, {name: busy}) for at, busy in
                     ((0.0, (1.0, 10.0, 5.0)), (2.0, (1.0 + busy_s, 10.0 + rows, 5.0 + kept)))]  # fmt: skip
         return job._watch._made(name, *readings)
 
@@ -173,3 +173,27 @@ def test_what_the_loop_takes_for_a_row_is_without_waiting_and_without_a_rare_pau
         clock(4)
     assert job._source.loop_s(0.0) == pytest.approx(0.1)
     assert job._source.loop_s(now[0] - 1.0) is None  # a single step says little
+
+
+def test_rows_that_a_node_makes_for_others_say_nothing_about_it(job):
+    (name,) = job._watch._threads
+    plan = near_plan(smallest_cut(job.cuts))
+    job._source.adopt(plan)
+    job._watch._replanner.adopted(plan)
+
+    def seen(made, arrived):
+        before, now = (watch._Reading(at, 0, 0.0, {name: 0}, 0, rows, {name: (at, own, 0.0)})
+                       for at, rows, own in ((0.0, 0, 0.0), (2.0, arrived, made)))  # fmt: skip
+        return job._watch._window(before, now).node_rows_per_s
+
+    assert seen(1000.0, 1000)
+    assert not seen(1000.0, 300)
+
+
+def test_a_store_that_fails_while_it_is_measured_is_not_given_up(job, monkeypatch):
+    monkeypatch.undo()
+    job._watch._measure_here = lambda: (None, None)
+    known = job._watch._believed
+    assert known.trainer_reads
+    found = job._watch._measure(known, set())
+    assert (found.store_link, found.trainer_reads, found.links) == (known.store_link, True, known.links)

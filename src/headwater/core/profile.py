@@ -276,8 +276,11 @@ def least(one: Any, other: Any) -> Any:
 def cheaper(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Of two answers of a node, what each stage costs at least; the memory it needs at most.
 
-    What a prefix's kernels took is of the answer whose prefix took less.
+    What a prefix's kernels took is of the answer whose prefix took less. Other pictures were decoded each time: that
+    cost counts as if they were as large.
     """
+    if one.get("sample_bytes") and other.get("sample_bytes"):
+        other = {**other, "decode_s": other["decode_s"] * one["sample_bytes"] / other["sample_bytes"]}
     kernels = min(one, other, key=lambda each: each.get("prefix_s", 0.0)).get("kernels")
     found = {}
     for name in (each for each in one if each != "kernels"):

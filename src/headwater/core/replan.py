@@ -8,12 +8,14 @@ What holds (tests/core/test_replan.py explores it exhaustively):
 1. A rate within a quarter of what is believed never leads to a decision, nor does one window alone.
 2. After a decision the new rate is what is believed: the same rate, sustained, leads to no second one, unless it is
    measured anew (`believe`) and found to be as before.
-3. Between two decisions at least `min_chunks` chunks pass; twice as many after each that left the plan as it was, or
-   could not be carried out.
+3. Between two decisions at least `min_chunks` chunks pass; twice as many after each that left the plan as it was,
+   could not be carried out, or went back to a plan that was left before.
 4. A rate that is lower only because nobody asked for more (the trainer did not wait), because there was no more to
    carry (the node made no more) or because the run was never meant to fill the link is not taken for a slow link.
-   Nor is a loop that mostly waits taken for a slow trainer.
+   Nor is a loop that mostly waits taken for a slow trainer, or for a fast one.
 5. A link that is believed as fast as when the run began is never tried; one that was tried is never believed slower.
+6. A trainer is never believed faster than it was profiled, or when the run began, nor slower than half of that: a loop
+   may do less than it was profiled with, and more, and neither says how fast the machine is.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ TOLERANCE = 0.25  # "more than a quarter"
 IN_A_ROW = 2
 WAITING = 0.05  # a trainer that waits less is not held up by its feed
 STARVED = 0.5  # one that waits more is not what limits the run
+SLOWEST_TRAINER = 0.5  # of what was planned for; what takes longer is something else that the loop does
 MIN_CHUNKS = 16
 _MAX_PAUSE = 1 << 12  # chunks
 MIN_GAIN = 0.05  # estimates differ from the truth by more than smaller gains
@@ -117,6 +120,7 @@ class Replanner:
         self._since = min_chunks  # chunks since the last decision; the first may come as soon as it is sure
         self._before = rig  # before the last decision
         self._streaks: dict[tuple[str, str], _Streak] = {}
+        self._left: list[Plan] = []  # plans that were in use before
         self._plan = plan
         self._price()
 
@@ -139,7 +143,9 @@ class Replanner:
     def adopted(self, plan: Plan) -> None:
         """The plan that is carried out from here on, a new one or the old."""
         if plan != self._plan:
-            self._pause = self._min_chunks
+            # To and fro between two plans, it slows down.
+            self._pause = min(2 * self._pause, _MAX_PAUSE) if plan in self._left else self._min_chunks
+            self._left.append(self._plan)
         elif self._since == 0:  # just decided, and for nothing: don't come back so soon
             self._pause = min(2 * self._pause, _MAX_PAUSE)
         self._plan = plan
@@ -160,6 +166,7 @@ class Replanner:
         alone_s = (self._work.loop_s + self._work.suffix_s / threads) / host.speed
         beside_s = [s for kind, _, s in loads if kind in (TRAINER, LOOP, SHARED)]
         self._loop_s = (alone_s, most(alone_s, *beside_s))
+        self._shared_s = most(0.0, *(s for kind, _, s in loads if kind == SHARED))
         self._bytes_per_s = self._work.down_bytes / steady_s
         # Of each node's link, how much of its time the run should keep it busy.
         self._link_share = {name: s / steady_s for kind, each, s in loads if kind == LINK_DOWN and each is not None
@@ -168,15 +175,16 @@ class Replanner:
     def node_rows_per_s(self, name: str, thread_s: float, num_threads: float) -> float:
         """What a node could make of the plan's rows, whose threads took `thread_s` for decoding and inference of each.
 
-        Those threads share the cores with what else a row costs there: reading, sending, the store. So at the speed
-        that is believed they take anything from that work alone, where the node has time to spare, to what a row costs
-        in all, where it has none. Only what lies outside says that the node is slower or faster.
+        Those threads share the cores with what else a row costs there: reading, sending, the store, the trainer if it
+        is the same machine. So at the speed that is believed they take anything from that work alone, where the node
+        has time to spare, to what a row costs in all, where it has none. Only what lies outside says that the node is
+        slower or faster.
         """
         (device,) = (each for each in self._rig.nodes if each.name == name)
         node = self._profile.node
         timed_s = node.decode_s + (node.finish_s if self._plan.prefix == "storage" else 0.0) + self._work.engine_s
         alone_s = timed_s / device.speed
-        beside_all_s = max(alone_s, num_threads * self._work.node_s / device.capacity)
+        beside_all_s = max(alone_s, num_threads * max(self._work.node_s / device.capacity, self._shared_s))
         as_believed_s = min(max(thread_s, alone_s), beside_all_s)
         return float(device.capacity / self._work.node_s * as_believed_s / thread_s)
 
@@ -184,10 +192,8 @@ class Replanner:
         """A window has ended, at a chunk boundary."""
         self._since = min(self._since + seen.num_chunks, _MAX_PAUSE)
         waited = seen.wait_fraction >= WAITING
-        starved = seen.wait_fraction >= STARVED
         self._streaks = {
-            key: self._longer(key, ratio, not starved if key == _TRAINER else waited)
-            for key, ratio in self._readings(seen).items()
+            key: self._longer(key, ratio, waited or key == _TRAINER) for key, ratio in self._readings(seen).items()
         }
         sure = {key: streak for key, streak in self._streaks.items() if streak.length >= IN_A_ROW}
         return self._decide(sure)
@@ -226,15 +232,17 @@ class Replanner:
     def _readings(self, seen: Window) -> dict[tuple[str, str], float]:
         """Measured ÷ believed, for every rate that says something."""
         found: dict[tuple[str, str], float] = {}
-        if seen.loop_s is not None and self._profile.trainer.suffix_on == "host":
-            least_s, most_s = self._loop_s
-            found[_TRAINER] = min(max(seen.loop_s, least_s), most_s) / seen.loop_s
         if not self._plan.uses_storage:
             # Against what the run as a whole should do: who decodes by himself may be busy while the link is not. More
             # than that says nothing.
             if seen.store_bytes_per_s is not None:
                 found["store", ""] = min(seen.store_bytes_per_s / self._bytes_per_s, 1.0)
             return found
+        if seen.loop_s is not None and seen.wait_fraction < STARVED and self._profile.trainer.suffix_on == "host":
+            least_s, most_s = self._loop_s
+            ratio = min(max(seen.loop_s, least_s), most_s) / seen.loop_s
+            first, now = max(self._first.trainer.speed, 1.0), self._rig.trainer.speed
+            found[_TRAINER] = min(max(ratio, SLOWEST_TRAINER * first / now), first / now)
         for device, link in zip(self._rig.nodes, self._rig.links, strict=True):
             made = seen.node_rows_per_s.get(device.name)
             carried = seen.link_bytes_per_s.get(device.name)
@@ -303,7 +311,7 @@ class Replanner:
 
 
 def worth_switching(now: Estimate, then: Estimate) -> bool:
-    """Go over from the plan in use to another? Both estimated for what is left to do, on the rig as it is now.
+    """Go over from the plan in use to another? Both estimated for an epoch on the rig as it is now.
 
     `then` counts its setup (export and upload), `now` has none left.
     """

@@ -86,7 +86,7 @@ class Job:
 
     @property
     def switches(self) -> tuple[Switch, ...]:
-        """The plans that took over while the job ran, because links or nodes changed."""
+        """The plans that took over while the job ran, because links, nodes or this machine changed."""
         return () if self._watch is None else tuple(self._watch.switches)
 
     @property
@@ -112,7 +112,7 @@ class Job:
     def adopt(self, plan: Plan) -> None:
         """Go over to this plan from the next batch on, in the middle of an epoch, too: the batches stay the same.
 
-        From then on the plan is pinned: links and nodes are no longer watched. Raises, and changes nothing, if the plan
+        From then on the plan is pinned: nothing is watched any more. Raises, and changes nothing, if the plan
         can't be carried out.
         """
         if plan.precision not in (FULL, *self.deviations) and plan.prefix == "storage":

@@ -197,7 +197,7 @@ def measure(
                            float(hellos[0]["cores"]), refs, fetched, links[0], progress, precision,
                            holdings)  # fmt: skip
         if len(clients) > 1:  # only the first was measured
-            speeds, _ = _speeds(profile, pipeline, samples, holdings, clients, refs, None, seed, no_drift=1.0)
+            speeds, _ = _speeds(profile, pipeline, samples, holdings, clients, refs, None, seed, just_now=True)
         if precision in profile.node.prefix_s or shipped is None:  # without it, the reason is wanted again next time
             path.parent.mkdir(parents=True, exist_ok=True)
             scratch = path.with_suffix(f".{os.getpid()}")
@@ -240,27 +240,38 @@ def _speeds(
     refs: Sequence[SampleRef],
     fetched: Fetched | None,
     seed: int,
-    no_drift: float = NO_DRIFT,
+    just_now: bool = False,
 ) -> tuple[list[float], float]:
     """Of each node and of this machine, against the time of the profile: from decoding some pictures again.
 
-    A ratio below `no_drift`, either way, counts as the same speed. One beyond it is looked at again.
+    A ratio below NO_DRIFT, either way, counts as the same speed; one beyond it is looked at again. Other nodes than the
+    first, which was profiled, are compared with it, and every difference counts. `just_now` says that the profile is
+    so new that only those are wanted.
     """
     extraction = Extraction(samples.url, pipeline, None, (pipeline.pixel_spec,), node_batch=NODE_BATCH)
 
-    def of_node(client: NodeClient) -> float:
-        own = refs if holdings is None else spread_out(samples, NUM_SAMPLES, holdings, client.name)
-        chunk = Chunk(extraction, "probe", seed, 0, 0, tuple(own), reuse=False)
-        return _speed(profile.node.decode_s, lambda: float(client.probe(chunk)["decode_s"]), no_drift)
+    def look(client: NodeClient) -> float:
+        held = refs if holdings is None else spread_out(samples, NUM_SAMPLES, holdings, client.name)
+        return float(client.probe(Chunk(extraction, "probe", seed, 0, 0, tuple(held), reuse=False))["decode_s"])
 
+    first, own = 1.0, 1.0
+    if not just_now:
+        first = _speed(profile.node.decode_s, partial(look, clients[0]))
+        if fetched is not None:
+            own = _speed(profile.trainer.decode_s, partial(decode_s, pipeline, fetched, seed))
+    if len(clients) == 1:
+        return [first], own
     with ThreadPoolExecutor(len(clients)) as pool:
-        speeds = list(pool.map(of_node, clients))
-    if fetched is None:
-        return speeds, 1.0
-    return speeds, _speed(profile.trainer.decode_s, lambda: decode_s(pipeline, fetched, seed), no_drift)
+        looks = [list(pool.map(look, clients)) for _ in range(2)]  # all at once; the better of two moments
+    taken_s = [min(each) for each in zip(*looks, strict=True)]
+    return [first * _within(taken_s[0] / each if each > 0 else 1.0) for each in taken_s], own
 
 
-def _speed(then_s: float, look: Callable[[], float], no_drift: float) -> float:
+def _within(ratio: float) -> float:
+    return min(max(ratio, SLOWEST), 1 / SLOWEST)
+
+
+def _speed(then_s: float, look: Callable[[], float], no_drift: float = NO_DRIFT) -> float:
     """Of now, against then: of a few looks the one nearest to then, since a bad moment is soon over."""
     ratios = []
     for number in range(LOOKS if no_drift > 1 else 1):
@@ -270,8 +281,7 @@ def _speed(then_s: float, look: Callable[[], float], no_drift: float) -> float:
         ratios.append(then_s / now_s if then_s > 0 and now_s > 0 else 1.0)
         if 1 / no_drift < ratios[-1] < no_drift:
             return 1.0
-    nearest = min(ratios, key=lambda ratio: abs(math.log(ratio)))
-    return min(max(nearest, SLOWEST), 1 / SLOWEST)
+    return _within(min(ratios, key=lambda ratio: abs(math.log(ratio))))
 
 
 def _ship(captured: Captured, offered: tuple[Cut, ...]) -> Shipped | None:

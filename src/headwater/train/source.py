@@ -15,7 +15,6 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
@@ -150,14 +149,18 @@ class Source:
         return deviation(want, given.cuts[plan.cut], given.samples, given.seed, given.clients, model,
                          given.holdings)  # fmt: skip
 
-    def adopt(self, plan: Plan, unless: Event | None = None) -> bool:
+    def adopt(self, plan: Plan, unless: Event | None = None, warm_s: float = 0.0) -> bool:
         """Go over to this plan from the next batch on; False if `unless` was set before that.
 
-        Raises, and goes on with the plan in use, if this one can't be carried out.
+        For as long as `warm_s` the plan in use goes on while nodes load what the new one runs there. Raises, and goes
+        on with the plan in use, if this one can't be carried out.
         """
         with self._adopting:
             self._check_open()
             carried = self._prepare(plan, self.version + 1)
+            deadline = time.perf_counter() + warm_s
+            for thread in self._warm(carried) if warm_s else ():
+                thread.join(max(0.0, deadline - time.perf_counter()))
             with self._lock:
                 if unless is not None and unless.is_set():
                     return False
@@ -168,25 +171,27 @@ class Source:
         return True
 
     def warm(self) -> None:
-        """Have the nodes load what the plan runs there, so that the first rows come as soon as later ones.
+        """Have the nodes begin to load what the plan runs there, so that the first rows come as soon as later ones."""
+        self._warm(self._carried)
 
-        What goes wrong with that is the feed's business, once rows are wanted.
-        """
-        carried, given, stopped = self._carried, self._setting, Event()
-        if carried.plan.prefix != "storage" or not given.clients:
-            return
+    def _warm(self, carried: _Carried) -> list[threading.Thread]:
+        """A row from each node. What goes wrong with that is the feed's business, once rows are wanted."""
+        given = self._setting
+        if carried.plan.prefix != "storage":
+            return []
 
         def ask(client: NodeClient) -> None:
             refs = spread_out(given.samples, 1, given.holdings, client.name)
-            with contextlib.suppress(HeadwaterError):
-                client.rows(Chunk(carried.extraction, "probe", given.seed, 0, 0, refs, reuse=False), stopped)
+            try:
+                client.rows(Chunk(carried.extraction, "probe", given.seed, 0, 0, refs, reuse=False), self._closed)
+            except HeadwaterError as error:
+                log.info("%s has not loaded the prefix yet: %s", client.name, error)
 
-        with given.progress.step("loading the prefix on the nodes"), ThreadPoolExecutor(len(given.clients)) as pool:
-            _, late = wait([pool.submit(ask, client) for client in given.clients], given.patience_s)
-            if late:
-                stopped.set()
-                for client in given.clients:
-                    client.stop(stopped)
+        threads = [threading.Thread(target=ask, args=(client,), name=f"warm-{client.name}", daemon=True)
+                   for client in given.clients]  # fmt: skip
+        for thread in threads:
+            thread.start()
+        return threads
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -248,6 +253,11 @@ class Source:
         return self._setting.counts.num_rows
 
     @property
+    def num_arrived(self) -> int:
+        """Rows that have come so far, taken or not."""
+        return self._setting.counts.num_arrived
+
+    @property
     def is_open(self) -> bool:
         """Is somebody taking rows?"""
         with self._lock:
@@ -276,6 +286,8 @@ class Source:
         with self._lock:
             self._closed.set()
             feeds, host = list(self._feeds), self._host
+        for client in self._setting.clients:
+            client.stop(self._closed)
         for feed in feeds:
             feed.close()
         if host is not None:

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from headwater.core.cost import Estimate, estimate
@@ -35,6 +36,8 @@ WINDOW_S = 2.0
 CHUNKS = 4  # a window is at least as long as so many should take
 MEASURE_S = 0.5  # of each direction of a link, with nothing else on it
 TRY_AFTER_S, TRY_AT_MOST_EVERY_S = 20.0, 600.0  # a link that got slow is tried; each time in vain, half as often
+SHARED = 1.5  # nodes that make so many times the rows that come here make some for others
+WARM_S = 10.0  # that a new plan may wait for nodes to load what it runs there, while the old one goes on
 TRY_S = 0.25  # what a slow link carries in so long is sent over it to see whether it still takes so long
 
 
@@ -57,6 +60,7 @@ class _Reading:
     waited_s: float
     received: dict[str, int]
     read_bytes: int
+    num_arrived: int
     busy: dict[str, tuple[float, float, float]]  # per node: compute-seconds, rows made, rows sent from its cache
 
 
@@ -175,6 +179,7 @@ class Watch:
             self._source.waited_s(),
             {client.name: client.received_bytes for client in self._clients},
             self._source.read_bytes,
+            self._source.num_arrived,
             busy,
         )
 
@@ -187,11 +192,12 @@ class Watch:
             read = (now.read_bytes - before.read_bytes) / taken_s
             return Window(num_chunks, waited, store_bytes_per_s=read, loop_s=loop_s)
         carried = {name: (now.received[name] - before.received[name]) / taken_s for name in now.received}
-        made = {
-            name: rate
-            for name in now.busy.keys() & before.busy.keys()
-            if (rate := self._made(name, before, now)) is not None
-        }
+        there = now.busy.keys() & before.busy.keys()
+        made = {name: rate for name in there if (rate := self._made(name, before, now)) is not None}
+        plan = self._source.plan
+        more = SHARED * (now.num_arrived - before.num_arrived) + plan.chunk_rows * plan.prefetch * len(there)
+        if sum(now.busy[name][1] - before.busy[name][1] for name in there) > more:
+            made = {}  # they make rows for others, too, which may cost more or less than ours
         return Window(num_chunks, waited, carried, made, loop_s=loop_s)
 
     def _made(self, name: str, before: _Reading, now: _Reading) -> float | None:
@@ -214,13 +220,14 @@ class Watch:
         adopted = before
         try:
             if self._may_pay(before, rig):
+                rig, there = self._ask_nodes(rig)
                 with self._source.held() if decision.of_links else contextlib.nullcontext():
-                    rig = self._measure(rig) if decision.of_links else self._with_memory(rig)
-                    self._missing = self._without_file()
+                    rig = self._measure(rig, there) if decision.of_links else rig
                     now, best = self._compare(before, rig)
                     if best.plan != before and worth_switching(now, best):
                         self._check_cut(best.plan.cut)  # again: it may have begun to learn meanwhile
-                        if not self._source.adopt(best.plan, unless=self._stopped):
+                        warm_s = 0.0 if decision.of_links else WARM_S
+                        if not self._source.adopt(best.plan, unless=self._stopped, warm_s=warm_s):
                             return
                         adopted = best.plan
         except HeadwaterError as error:
@@ -276,36 +283,43 @@ class Watch:
             found.append(cut)
         return tuple(found)
 
-    def _measure(self, rig: Rig) -> Rig:
-        """Links, port, the way to the store and this machine as they are now, with nothing else on them."""
-        rig = self._with_memory(rig)
-        links, there = [], []
+    def _measure(self, rig: Rig, there: set[str]) -> Rig:
+        """Links of the nodes that are there, port, the way to the store and this machine, with nothing else on them."""
+        links, measured = [], []
         for client, known in zip(self._clients, rig.links, strict=True):
-            try:
-                down, up, latency_s = client.measure_link(MEASURE_S)
-            except HeadwaterError:
-                links.append(known)  # away for now; the feed asks it again and again
-            else:
-                links.append(Link(down, up, latency_s))
-                there.append((client, links[-1]))
+            found = known
+            with contextlib.suppress(HeadwaterError):  # away for now; the feed asks it again and again
+                if client.name in there:
+                    found = Link(*client.measure_link(MEASURE_S))
+                    measured.append((client, found))
+            links.append(found)
         store, speed = self._measure_here()
+        if store is None and rig.trainer_reads:
+            store = rig.store_link  # a store that does not answer for the moment is no reason to give it up
         port = rig.trainer_link
-        if len(there) > 1:
-            port = measure_port([client for client, _ in there], [link for _, link in there])
+        if len(measured) > 1:
+            port = measure_port([client for client, _ in measured], [link for _, link in measured])
         trainer = rig.trainer
         if speed is not None and not self._source.plan.uses_storage:  # of decoding, which is most of what it does then
             trainer = replace(trainer, speed=speed)
         return replace(rig, links=tuple(links), trainer=trainer, trainer_link=port, store_link=store,
-                       trainer_reads=store is not None)  # fmt: skip
+                       trainer_reads=store is not None or rig.trainer_reads)  # fmt: skip
 
-    def _with_memory(self, rig: Rig) -> Rig:
-        """What the nodes have by now: it may have become less, where a cgroup holds them."""
-        nodes = []
-        for client, device in zip(self._clients, rig.nodes, strict=True):
-            with contextlib.suppress(HeadwaterError):  # away for now
-                device = replace(device, memory_bytes=int(client.hello()["memory_bytes"]))
-            nodes.append(device)
-        return replace(rig, nodes=tuple(nodes))
+    def _ask_nodes(self, rig: Rig) -> tuple[Rig, set[str]]:
+        """The rig with the nodes' memory as it is now (it may be less, where a cgroup holds them), and who answers."""
+
+        def ask(client: NodeClient) -> tuple[int, bool] | None:
+            try:
+                return int(client.hello()["memory_bytes"]), client.has_prefix()
+            except HeadwaterError:
+                return None  # away for now
+
+        with ThreadPoolExecutor(len(self._clients)) as pool:
+            answers = dict(zip([client.name for client in self._clients], pool.map(ask, self._clients), strict=True))
+        there = {name: each for name, each in answers.items() if each is not None}
+        self._missing = [name for name, (_, has_file) in there.items() if not has_file]
+        nodes = [replace(each, memory_bytes=there[each.name][0]) if each.name in there else each for each in rig.nodes]
+        return replace(rig, nodes=tuple(nodes)), set(there)
 
 
 def _has_faster_link(before: Rig, after: Rig) -> bool:
