@@ -195,18 +195,22 @@ def test_nodes_load_what_they_run_before_rows_are_wanted(pictures, start_node, m
         asked.append(chunk)
         return rows(self, chunk, stopped)
 
-    monkeypatch.setattr(NodeClient, "rows", ask)
-    with start(pictures, [node.address], cut="0.3") as job:
+    def warmed(job):
         for thread in job._source._warm(job._source._carried):
             thread.join(30)
+            assert not thread.is_alive()
+
+    monkeypatch.setattr(NodeClient, "rows", ask)
+    with start(pictures, [node.address], cut="0.3") as job:
+        warmed(job)
         (chunk,) = asked
         assert (chunk.extraction.prefix is not None, len(chunk.samples), chunk.reuse) == (True, 1, False)
         other = plans_of(job)[-1]
         assert job._source.adopt(other, warm_s=30)
         assert asked[-1].extraction == job._source._carried.extraction != chunk.extraction
         node.kill()
-        job._source.warm()  # what is wrong is said once rows are wanted
+        warmed(job)  # what is wrong is said once rows are wanted
         assert len(asked) == 3
         job._source.adopt(Plan())
-        job._source.warm()
+        warmed(job)
         assert len(asked) == 3, "nothing runs there"

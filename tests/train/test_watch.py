@@ -91,7 +91,7 @@ def test_a_slow_way_to_a_node_need_not_be_one_to_the_store(job, holds):
 
 
 def test_a_plan_that_can_not_be_adopted_is_as_if_nothing_was_decided(job, monkeypatch):
-    def refuse(plan, unless=None):
+    def refuse(plan, **options):
         raise UnreachableError("away")
 
     withdrawn = []
