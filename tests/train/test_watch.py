@@ -9,7 +9,7 @@ from torch import nn
 import headwater as hw
 from headwater.core.cut import smallest_cut
 from headwater.core.plan import Plan, near_plan
-from headwater.core.replan import Replan
+from headwater.core.replan import Replan, Replanner
 from headwater.core.rig import Link
 from headwater.data.transforms import Normalize, Resize, ToFloat, Transforms
 from headwater.errors import UnreachableError
@@ -32,7 +32,8 @@ def job(pictures, start_node, monkeypatch):
     monkeypatch.setattr(watch, "POLL_S", 3600.0)
     with hw.near(network(), pictures, transforms=TRANSFORMS, nodes=[start_node(pictures).address], batch_size=4) as job:
         job._source.adopt(NOTHING)
-        job._watch._replanner.adopted(NOTHING)
+        known = job._watch._replanner.rig
+        job._watch._replanner = Replanner(NOTHING, job.measured.offered, job.measured.profile, known, batch_size=4)
         monkeypatch.setattr(watch.Watch, "_measure", lambda self, rig, there: job.now)
         yield job
 
