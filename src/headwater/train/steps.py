@@ -6,6 +6,7 @@ they were.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from headwater.model.split import prefix_module
 PASS_S = 0.75  # that one run of the model may take here; of a slower one, fewer rows are run
 LEAST_ROWS = 2
 ENOUGH_S, FEW_S, MAX_RUNS = 0.5, 0.1, 100  # a clock needs no more than that
+LEAST_RUNS = 3
 
 
 def model_costs(
@@ -132,13 +134,17 @@ def _seconds(device: torch.device, work: Callable[[], Any], at_least_s: float) -
 def cpu_s(
     work: Callable[[], Any], at_least_s: float = ENOUGH_S, clock: Callable[[], float] = time.process_time
 ) -> float:
-    """CPU-seconds of one run; the first warms up and does not count."""
+    """CPU-seconds of one run, in the median; the first warms up and does not count.
+
+    The second may still fetch memory that all later ones find: a mean of few would have that in it.
+    """
     work()
-    start, runs = clock(), 0
-    while not runs or (clock() - start < at_least_s and runs < MAX_RUNS):
+    taken: list[float] = []
+    while len(taken) < LEAST_RUNS or (sum(taken) < at_least_s and len(taken) < MAX_RUNS):
+        start = clock()
         work()
-        runs += 1
-    return (clock() - start) / runs
+        taken.append(clock() - start)
+    return statistics.median(taken)
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
