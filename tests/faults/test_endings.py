@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from headwater.data import wire
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, NodeError
 from headwater.train.client import NodeClient
 
 
@@ -89,6 +89,18 @@ def test_an_embedded_node_ends_also_while_a_forked_process_holds_its_input(pictu
         node.close()
         os.close(held)
         assert node._process.returncode == 0
+
+
+def test_an_embedded_node_that_says_nothing_is_given_up(pictures, monkeypatch, alive):
+    from headwater.train import embedded
+
+    monkeypatch.setattr(embedded, "START_WITHIN_S", 0.01)
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(embedded.subprocess, "Popen", lambda *args, **kw: started.append(popen(*args, **kw)) or started[0])
+    with pytest.raises(NodeError, match=r"within 0\.01 s; .*headwater serve"):
+        embedded.EmbeddedNode(str(pictures))
+    assert not alive(started[0].pid)
 
 
 SCRIPT = """

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import weakref
 
 from headwater.errors import NodeError
+
+START_WITHIN_S = 120.0  # it takes a second or two; a machine may have much else to do
 
 
 class EmbeddedNode:
@@ -26,11 +29,20 @@ class EmbeddedNode:
         )
         self._end = weakref.finalize(self, _end, self._process)
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        late = threading.Event()
+        waiting = threading.Timer(START_WITHIN_S, _give_up, (self._process, late))
+        waiting.daemon = True
+        waiting.start()
         try:
-            said = json.loads(line)
+            said = json.loads(self._process.stdout.readline())
         except ValueError:
-            said = {"error": f"it ended with exit code {self._process.wait()}; what it printed is above"}
+            code = self._process.wait()
+            said = {"error": f"it said nothing within {START_WITHIN_S:g} s; see what else this machine is busy with, "
+                    "or start a node yourself with `headwater serve` and name it in nodes=[…]"
+                    if late.is_set() else
+                    f"it ended with exit code {code}; what it printed is above"}  # fmt: skip
+        finally:
+            waiting.cancel()
         if "address" not in said:
             self.close()
             raise NodeError(f"the embedded node did not start: {said.get('error')}")
@@ -40,6 +52,11 @@ class EmbeddedNode:
     def close(self) -> None:
         """End the process and wait for it."""
         self._end()
+
+
+def _give_up(process: subprocess.Popen[str], late: threading.Event) -> None:
+    late.set()
+    process.kill()
 
 
 def _end(process: subprocess.Popen[str]) -> None:
