@@ -2,7 +2,7 @@
 
 Owns a folder:
 
-    <prefix>-<calibration>.json     the range of every value in that prefix on those samples
+    <prefix>-<calibration>.json     what those samples say about that prefix
     <key>-<sha256>.onnx             an int8 prefix; the key covers the prefix, its outputs and the calibration
 
 Both are kept across restarts. A file that is damaged is made again, or asked for again.
@@ -21,9 +21,9 @@ from typing import Any
 from headwater.data import wire
 from headwater.errors import RefusedError
 from headwater.node.child import Children, is_alive
-from headwater.node.quantise import Ranges, has_vnni
+from headwater.node.quantise import Calibration, has_vnni
 
-FORMAT = "headwater-int8 1"  # part of every name: raise it when another file is made of the same ranges
+FORMAT = "headwater-int8 2"  # part of every name: raise it when another file is made of the same samples
 _WITHIN_S = 600.0  # a slow device with a large model
 
 
@@ -43,7 +43,7 @@ class Calibrations:
         return self._path(prefix, calibration).exists()
 
     def calibrate(self, request: wire.Calibrate, path: Path) -> None:
-        """Find the ranges of the prefix at `path` on the request's samples, unless they are known."""
+        """Find what the request's samples say about the prefix at `path`, unless that is known."""
         digest = request.chunk.extraction.prefix
         assert digest is not None
         target = self._path(digest, request.digest)
@@ -54,7 +54,7 @@ class Calibrations:
             scratch = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                scratch.write_text(json.dumps({"format": FORMAT, "ranges": said["ranges"]}))
+                scratch.write_text(json.dumps({"format": FORMAT, **said["calibration"]}))
                 scratch.replace(target)
             except OSError as error:
                 scratch.unlink(missing_ok=True)
@@ -68,10 +68,10 @@ class Calibrations:
             if found.stem == f"{key}-{hashlib.sha256(found.read_bytes()).hexdigest()}":
                 return found
             found.unlink(missing_ok=True)
-        ranges = self._ranges(prefix, calibration)
+        kept = self._read(prefix, calibration)
         scratch = self._folder / f"{key}.{os.getpid()}-{threading.get_ident()}.part"
         try:
-            self._ask({"path": str(path), "target": str(scratch), "ranges": ranges,
+            self._ask({"path": str(path), "target": str(scratch), "calibration": kept.to_json(),
                        "outputs": None if outputs is None else list(outputs)})  # fmt: skip
             target = self._folder / f"{key}-{hashlib.sha256(scratch.read_bytes()).hexdigest()}.onnx"
             scratch.replace(target)
@@ -87,13 +87,13 @@ class Calibrations:
         """End what is being made."""
         self._children.close()
 
-    def _ranges(self, prefix: str, calibration: str) -> Ranges:
+    def _read(self, prefix: str, calibration: str) -> Calibration:
         path = self._path(prefix, calibration)
         try:
             kept = json.loads(path.read_bytes())
             if kept["format"] != FORMAT:
                 raise ValueError
-            return {str(name): (float(low), float(high)) for name, (low, high) in kept["ranges"].items()}
+            return Calibration.from_json(kept)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):

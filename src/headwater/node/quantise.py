@@ -3,6 +3,8 @@
 Owns both steps. They run in a child process (`python -m headwater.node.quantise`): the package `onnx`, which writes the
 file, never gets into the node. The file is ONNX as before, with each weight and each value in front of an operator
 rounded to 8 bits ("QDQ"); engines turn these into integer kernels. Weights have a scale for each channel.
+Rounding moves the mean of a channel, the more the deeper the prefix; by how much, on the samples, is taken back at the
+outputs.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,32 @@ from headwater.data.shards.reading import read_sample
 from headwater.data.store import open_store
 from headwater.errors import BadSampleError, HeadwaterError, RefusedError
 from headwater.node.child import read_request
+from headwater.node.engines.ort import OnnxRuntime
 from headwater.node.onnxfile import check_self_contained, up_to
 
 Ranges = Mapping[str, tuple[float, float]]  # of each value in the file: lowest, highest
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What samples say about a prefix. `shifts`: for each of its outputs, what to add to each channel's values."""
+
+    ranges: Ranges
+    shifts: Mapping[str, np.ndarray]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ranges": {name: list(pair) for name, pair in self.ranges.items()},
+                "shifts": {name: shift.tolist() for name, shift in self.shifts.items()}}  # fmt: skip
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Calibration:
+        """Raises ValueError, TypeError, KeyError or AttributeError for what is none."""
+        ranges = {str(name): (float(low), float(high)) for name, (low, high) in said["ranges"].items()}
+        shifts = {str(name): np.asarray(shift, np.float32) for name, shift in said["shifts"].items()}
+        if not all(np.isfinite(shift).all() for shift in shifts.values()):
+            raise ValueError
+        return cls(ranges, shifts)
+
 
 _ROWS = 8  # that are calibrated on at once
 # Operators with integer kernels, and those that only pass values on: left out, values would be converted around them.
@@ -39,10 +65,8 @@ def has_vnni() -> bool:
     return bool(_VNNI & cpu_flags())
 
 
-def calibrate(chunk: wire.Chunk, model: bytes) -> dict[str, list[float]]:
-    """The range of every value in this model on these samples."""
-    from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
-
+def calibrate(chunk: wire.Chunk, model: bytes) -> Calibration:
+    """The range of every value in this model on these samples, and how far int8 moves the means of its outputs."""
     check_self_contained(model)
     rows = list(_rows(chunk))
     if len(rows) < wire.MIN_CALIBRATION:
@@ -50,6 +74,15 @@ def calibrate(chunk: wire.Chunk, model: bytes) -> dict[str, list[float]]:
             f"int8 is calibrated on at least {wire.MIN_CALIBRATION} samples, and {len(rows)} of {len(chunk.samples)} "
             "could be read; use fp32, or more pictures"
         )
+    ranges = _ranges(model, rows)
+    reduced = quantise(model, Calibration(ranges, {}), None)
+    before, after = _means(model, rows), _means(reduced, rows)
+    shifts = {name: before[name] - after[name] for name in before}
+    return Calibration(ranges, {name: shift for name, shift in shifts.items() if np.isfinite(shift).all()})
+
+
+def _ranges(model: bytes, rows: Sequence[np.ndarray]) -> Ranges:
+    from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
 
     class Reader:
         batches = (np.stack(rows[start : start + _ROWS]) for start in range(0, len(rows), _ROWS))
@@ -66,11 +99,26 @@ def calibrate(chunk: wire.Chunk, model: bytes) -> dict[str, list[float]]:
         (name,) = (each.name for each in calibrator.infer_session.get_inputs())
         calibrator.collect_data(Reader())
         found = calibrator.compute_data()
-    ranges = {name: [float(np.min(each.lowest)), float(np.max(each.highest))] for name, each in found.items()}
+    ranges = {name: (float(np.min(each.lowest)), float(np.max(each.highest))) for name, each in found.items()}
     return {name: pair for name, pair in ranges.items() if np.isfinite(pair).all()}
 
 
-def quantise(model: bytes, ranges: Ranges, outputs: list[str] | None) -> bytes:
+def _means(model: bytes, rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """The mean of each channel of each output; a row at a time, for outputs of many cuts are large."""
+    session = OnnxRuntime(model)
+    sums: dict[str, np.ndarray] = {}
+    for row in rows:
+        for name, value in zip(session.outputs, session.run(row[None]), strict=True):
+            means = value[0].astype(np.float64)
+            if means.ndim == 3:  # channels come first in a picture, and last in all else
+                means = means.mean((1, 2), keepdims=True)
+            elif means.ndim > 1:
+                means = means.reshape(-1, means.shape[-1]).mean(0)
+            sums[name] = sums.get(name, 0.0) + means
+    return {name: (total / len(rows)).astype(np.float32) for name, total in sums.items()}
+
+
+def quantise(model: bytes, calibration: Calibration, outputs: list[str] | None) -> bytes:
     """The part of this model that gives `outputs`, as an int8 model."""
     import onnx
     from onnxruntime.quantization import QuantType
@@ -82,7 +130,8 @@ def quantise(model: bytes, ranges: Ranges, outputs: list[str] | None) -> bytes:
         model = up_to(model, outputs)
     graph = onnx.shape_inference.infer_shapes(onnx.load_from_string(_folded(model)))
     known = TensorsData(CalibrationMethod.MinMax, {
-        name: (np.array(low, np.float32), np.array(high, np.float32)) for name, (low, high) in ranges.items()
+        name: (np.array(low, np.float32), np.array(high, np.float32))
+        for name, (low, high) in calibration.ranges.items()
     })  # fmt: skip
     quantizer = QDQQuantizer(
         graph,
@@ -93,13 +142,32 @@ def quantise(model: bytes, ranges: Ranges, outputs: list[str] | None) -> bytes:
         activation_qType=QuantType.QUInt8,
         tensors_range=known,
         nodes_to_quantize=[],
-        nodes_to_exclude=_left_in_float(graph, set(ranges)),
+        nodes_to_exclude=_left_in_float(graph, set(calibration.ranges)),
         op_types_to_quantize=list(_OPERATORS),
         extra_options={},
     )
     quantizer.quantize_model()
-    result: bytes = quantizer.model.model.SerializeToString()
+    made = quantizer.model.model
+    _shift(made.graph, calibration.shifts)
+    result: bytes = made.SerializeToString()
     return result
+
+
+def _shift(graph: Any, shifts: Mapping[str, np.ndarray]) -> None:
+    """Add to each output what its channels lack."""
+    import onnx
+
+    for output in graph.output:
+        shift = shifts.get(output.name)
+        if shift is None:
+            continue
+        before = f"{output.name}_before_shift"
+        for node in graph.node:
+            for names in (node.input, node.output):
+                names[:] = [before if name == output.name else name for name in names]
+        graph.initializer.append(onnx.numpy_helper.from_array(shift, f"{output.name}_shift"))
+        graph.node.append(onnx.helper.make_node("Add", [before, f"{output.name}_shift"], [output.name],
+                                                name=f"{output.name}_add_shift"))  # fmt: skip
 
 
 def _folded(model: bytes) -> bytes:
@@ -156,9 +224,10 @@ def main() -> None:
         if "request" in asked:
             request = wire.loads(asked["request"].encode())
             assert isinstance(request, wire.Calibrate)
-            answer["ranges"] = calibrate(request.chunk, model)
+            answer["calibration"] = calibrate(request.chunk, model).to_json()
         else:
-            Path(asked["target"]).write_bytes(quantise(model, asked["ranges"], asked["outputs"]))
+            calibration = Calibration.from_json(asked["calibration"])
+            Path(asked["target"]).write_bytes(quantise(model, calibration, asked["outputs"]))
     except HeadwaterError as error:
         answer["error"] = wire.error_to_wire(error).decode()
     except Exception as error:

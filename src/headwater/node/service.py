@@ -38,6 +38,7 @@ from headwater.data.store import Store, full_url, open_store, redact
 from headwater.errors import ConfigError, HeadwaterError, RefusedError
 from headwater.node import engines
 from headwater.node.cache import Cache
+from headwater.node.calibrations import FORMAT as INT8_FORMAT
 from headwater.node.child import Children
 from headwater.node.prefixes import Prefixes, Wanted
 from headwater.node.quantise import has_vnni
@@ -182,7 +183,7 @@ class Node(flight.FlightServerBase):
                 run = partial(engine.run, boundary=want.boundary)
                 maker = f"{_MAKER}, {engine.name} {engines.version(engine.name)}"
                 if want.precision == "int8":
-                    maker += f", calibrated by {want.calibration}, {'8' if has_vnni() else '7'}-bit weights"
+                    maker += f", {INT8_FORMAT} by {want.calibration}, {'8' if has_vnni() else '7'}-bit weights"
             while (turn := self._take_turn()) is None:
                 if abandoned():
                     raise _ended()
