@@ -96,8 +96,13 @@ def test_an_embedded_node_that_says_nothing_is_given_up(pictures, monkeypatch, a
 
     monkeypatch.setattr(embedded, "START_WITHIN_S", 0.01)
     started = []
-    popen = subprocess.Popen
-    monkeypatch.setattr(embedded.subprocess, "Popen", lambda *args, **kw: started.append(popen(*args, **kw)) or started[0])
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            started.append(self)
+
+    monkeypatch.setattr(embedded.subprocess, "Popen", Popen)
     with pytest.raises(NodeError, match=r"within 0\.01 s; .*headwater serve"):
         embedded.EmbeddedNode(str(pictures))
     assert not alive(started[0].pid)
