@@ -56,7 +56,7 @@ HEADS = {"alexnet": "classifier.6", "resnet18": "fc", "resnet50": "fc", "mobilen
 REDUCED = ("int8", "bf16")
 QUICK = ("resnet18", "mobilenet", "lite0")
 EQUAL = 1e-4
-BATCHES = (4, 16, 32)  # that eager PyTorch is tried with
+BATCHES = (1, 4, 16, 32)  # that eager PyTorch is tried with
 ROUND_S = 1.0  # of each side in each round
 NUM_CLASSES = 10
 NUM_CALIBRATION = 64
@@ -114,7 +114,8 @@ def one_model(name: str, samples: Samples, prefixes: Prefixes, peak: float, fitt
     fp32 = Wanted(digest)
     engine = prefixes.engine(fp32)
     extraction = Extraction(samples.url, transforms, digest, boundary)
-    refs = tuple(samples.take(range(0, len(samples), max(1, len(samples) // NUM_CALIBRATION))))[:NUM_CALIBRATION]
+    known, _ = halves(len(samples), fitted)
+    refs = tuple(samples.take(np.sort(known)[:: max(1, fitted // NUM_CALIBRATION)]))[:NUM_CALIBRATION]
     request = Calibrate(Chunk(extraction, "bench", 0, 0, 0, refs))
     reduced: dict[str, Engine] = {}
     refused: dict[str, str] = {}
@@ -232,6 +233,12 @@ def difference(found: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.abs(found - wanted).max() / max(1e-6, float(np.abs(wanted).max())))
 
 
+def halves(count: int, fitted: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures that a head is fitted to, and int8 calibrated on; and the others."""
+    order = np.random.default_rng(0).permutation(count)
+    return order[:fitted], order[fitted:]
+
+
 class Near(NamedTuple):
     """On pictures the head has not seen: first choices that stay the same, the mean cosine of rows, right choices."""
 
@@ -242,8 +249,7 @@ class Near(NamedTuple):
 
 def agree(full: np.ndarray, reduced: np.ndarray, labels: np.ndarray, fitted: int) -> Near:
     """How near rows of a reduced precision are, for a head that is fitted to `fitted` of the full ones."""
-    order = np.random.default_rng(0).permutation(len(full))
-    known, new = order[:fitted], order[fitted:]
+    known, new = halves(len(full), fitted)
     centre, scale = full[known].mean(0), full[known].std(0) + 1e-6
     inputs = np.concatenate([(full - centre) / scale, np.ones((len(full), 1))], 1).astype(np.float64)
     others = np.concatenate([(reduced - centre) / scale, np.ones((len(full), 1))], 1).astype(np.float64)

@@ -430,8 +430,8 @@ def result(
         f"are measured right {'before and right ' if size.stages_before else ''}after each of Headwater's turns",
         "images_per_s: whole steps ÷ the time from asking for the first batch to the end of the last step; "
         "steady_per_s: the same from the end of the first step on",
-        "plan_s is not in the rate: a plan and its prefix are used for all epochs; the prefix was exported before"
-        + ("" if size.thin_upload else ", and crossed a fast link"),
+        "plan_s is not in the rate: a plan and its prefix are used for all epochs; the prefix was exported before, and "
+        "crossed the link when it was fast: the first point of each model, or before",
         "plan: what crosses, where the model is cut, how rows travel; node batch/rows a chunk/chunks ahead",
         "every side runs the same model and head: no gradients in the frozen part, channels-last weights, batch-norms "
         "folded, one thread",

@@ -215,7 +215,7 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
         numbers=numbers,
         goals={"num_cases": "≥ 24", "within_5pct": "≥ 0.95", "worst_regret": "≤ 0.15", "estimate_error": "≤ 0.15"},
         cases=cases,
-        bound="regret 0: the best of all cuts, each run on the same rig in the same minutes",
+        bound="regret 0: the best of all cuts that were run, on the same rig in the same minutes",
         limited_by=f"what was estimated to limit most choices: {', '.join(limits)}; estimates carry the noise of one "
         "profile, and rates within a few percent of each other can't be told apart in seconds",
         notes=[

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from onnx import TensorProto, numpy_helper
 from onnx import helper as make
-from onnx import numpy_helper
 from torch import nn
 
 import headwater as hw
@@ -74,9 +74,60 @@ def test_a_calibration_outlives_the_node_and_a_damaged_file_is_made_again(int8, 
         again.stop(5)
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text("{}")])
+def shifting():
+    """Two outputs on the way, one of them used by what comes after it, and a whole number beside them."""
+    generator = np.random.default_rng(1)
+    tensors = [numpy_helper.from_array(generator.normal(0, 0.5, (16, size, 3, 3)).astype(np.float32), name)
+               for name, size in (("u", 3), ("v", 16))]  # fmt: skip
+    nodes = [make.make_node("Conv", ["x", "u"], ["a"], pads=[1] * 4), make.make_node("Relu", ["a"], ["b"]),
+             make.make_node("Conv", ["b", "v"], ["c"], pads=[1] * 4), make.make_node("Relu", ["c"], ["d"]),
+             make.make_node("GlobalAveragePool", ["d"], ["e"]), make.make_node("Flatten", ["e"], ["mean"]),
+             make.make_node("ArgMax", ["mean"], ["top"], axis=1, keepdims=0)]  # fmt: skip
+    return nodes, tensors
+
+
+@pytest.mark.parametrize("outputs", [["c"], ["d"], ["mean"], ["c", "mean"], ["d", "top"]])
+def test_int8_keeps_the_mean_of_every_channel(chunk_of, monkeypatch, outputs):
+    """Rounding moves it; what comes behind an output gets the value as it was, and zeros stay zeros or more."""
+    from headwater.node import quantise
+    from headwater.node.engines.ort import OnnxRuntime
+
+    nodes, tensors = shifting()
+    kinds = {"c": (TensorProto.FLOAT, 4), "d": (TensorProto.FLOAT, 4), "mean": (TensorProto.FLOAT, 2),
+             "top": (TensorProto.INT64, 1)}  # fmt: skip
+    given = [
+        make.make_tensor_value_info(name, kinds[name][0], ["n"] + [None] * (kinds[name][1] - 1)) for name in outputs
+    ]
+    taken = [make.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])]
+    graph = make.make_graph(nodes, "g", taken, given, tensors)
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 18)], ir_version=9).SerializeToString()
+    rows = list(np.random.default_rng(2).normal(size=(32, 3, 8, 8)).astype(np.float32))
+    monkeypatch.setattr(quantise, "_rows_of", lambda chunk: rows)
+    ranges = quantise.calibrate(chunk_of(), model)
+    made = quantise.quantise(model, ranges, None, chunk_of())
+    bare = quantise._rounded(model, ranges).SerializeToString()
+    full, reduced, unshifted = (OnnxRuntime(each).run(np.stack(rows)) for each in (model, made, bare))
+    for name, exact, found, without in zip(outputs, full, reduced, unshifted, strict=True):
+        if name == "top":
+            assert found.dtype == exact.dtype
+            continue
+        axes = (0, 2, 3)[: exact.ndim - 1]
+        off, off_without = (np.abs((each - exact).mean(axes)).max() for each in (found, without))
+        assert off <= (0.5 if name == "d" else 0.01) * off_without  # a floor takes some of it away again
+        assert name == "c" or found.min() >= 0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_text("{}"),
+        lambda path: path.write_text('{"ranges": {"a": [1]}}'),
+        lambda path: path.rename(path.with_name(path.name.replace("-2.json", ".json"))),
+    ],
+)
 def test_a_node_that_lost_a_calibration_is_asked_again(int8, client, state, damage, stopped):
-    for path in (state / "int8").glob("*.json"):
+    for path in list((state / "int8").glob("*.json")):
         damage(path)
     with pytest.raises(RefusedError, match=wire.UNKNOWN_CALIBRATION):
         client.rows(int8, stopped)
@@ -273,7 +324,7 @@ def test_the_error_is_that_of_the_node_that_is_furthest_off(chunk_of, monkeypatc
 
 @pytest.mark.parametrize("count", [7, 64, 100, 127, 199])
 def test_samples_are_taken_from_all_over_however_many_there_are(count):
-    from headwater.train.precision import spread_out
+    from headwater.train.precision import MIN_OTHERS, spread_out
 
     class All:
         def __len__(self):
@@ -282,11 +333,16 @@ def test_samples_are_taken_from_all_over_however_many_there_are(count):
         def take(self, ids):
             return ids.tolist()
 
-    for other in (False, True):
-        found = spread_out(All(), 64, other=other)
-        assert len(set(found)) == min(count, 64)
-        assert max(found) >= count - count / 64 - 1
-        assert min(found) <= count / 64
+    calibrated, checked = (spread_out(All(), 64, other=other) for other in (False, True))
+    assert len(set(calibrated)) == min(count, 64)
+    for found in (calibrated, checked):
+        assert max(found) >= count - count / 32 - 1
+        assert min(found) <= count / 32
+    if count >= 64 + MIN_OTHERS:
+        assert not set(calibrated) & set(checked)
+        assert len(set(checked)) == min(count - 64, 64)
+    else:
+        assert len(set(checked)) == min(count, 64)  # too few others
 
 
 @pytest.mark.parametrize("wrong", [{"precision": "int4"}, {"precision": "int8", "tolerance": 0.0},

@@ -196,6 +196,19 @@ def test_during_a_run_this_machine_is_measured_against_its_profile(pictures, mon
         assert measure_module.measure_here(job.samples, TRANSFORMS, job.measured.profile, 0) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("taken_s", "expected"), [([5, 0.4, 0.2, 0.2], 0.2), ([9, 0.3, 0.3, 0.3], 0.3), ([9, 60, 1], 60)]
+)
+def test_a_run_that_still_fetches_memory_does_not_count_and_a_long_one_is_not_repeated(taken_s, expected):
+    runs = iter(taken_s)
+    now = [0.0]
+
+    def work():
+        now[0] += next(runs)
+
+    assert steps.cpu_s(work, 0.5, lambda: now[0]) == pytest.approx(expected)
+
+
 def test_a_step_too_long_to_time_whole_is_told_apart_from_its_rows(monkeypatch):
     """Weights that are read and gradients that are written cost the same for four rows and for thirty-two."""
     step_s, row_s = 0.3, 0.05

@@ -2,8 +2,8 @@
 
 Owns a folder:
 
-    <prefix>-<calibration>.json     what those samples say about that prefix
-    <key>-<sha256>.onnx             an int8 prefix; the key covers the prefix, its outputs and the calibration
+    <prefix>-<calibration>-<format>.json    the samples, and the range of every value in that prefix on them
+    <key>-<sha256>.onnx                     an int8 prefix; the key covers the prefix, its outputs and the calibration
 
 Both are kept across restarts. A file that is damaged is made again, or asked for again.
 """
@@ -21,9 +21,9 @@ from typing import Any
 from headwater.data import wire
 from headwater.errors import RefusedError
 from headwater.node.child import Children, is_alive
-from headwater.node.quantise import Calibration, has_vnni
+from headwater.node.quantise import Ranges, has_vnni
 
-FORMAT = "headwater-int8 2"  # part of every name: raise it when another file is made of the same samples
+FORMAT = "headwater-int8 2"  # has a say in every name: raise it when another file is made of the same samples
 _WITHIN_S = 600.0  # a slow device with a large model
 
 
@@ -40,21 +40,21 @@ class Calibrations:
                 leftover.unlink(missing_ok=True)  # cut short by a kill
 
     def has(self, prefix: str, calibration: str) -> bool:
-        return self._path(prefix, calibration).exists()
+        return self._read(prefix, calibration) is not None
 
     def calibrate(self, request: wire.Calibrate, path: Path) -> None:
-        """Find what the request's samples say about the prefix at `path`, unless that is known."""
+        """Find the ranges of the prefix at `path` on the request's samples, unless they are known."""
         digest = request.chunk.extraction.prefix
         assert digest is not None
         target = self._path(digest, request.digest)
         with self._lock:  # many chunks may miss it at once; it takes the memory of a whole prefix
-            if target.exists():
+            if self._read(digest, request.digest) is not None:
                 return
             said = self._ask({"request": request.dumps().decode(), "path": str(path)})
             scratch = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                scratch.write_text(json.dumps({"format": FORMAT, **said["calibration"]}))
+                scratch.write_text(json.dumps({"request": request.dumps().decode(), "ranges": said["ranges"]}))
                 scratch.replace(target)
             except OSError as error:
                 scratch.unlink(missing_ok=True)
@@ -69,9 +69,12 @@ class Calibrations:
                 return found
             found.unlink(missing_ok=True)
         kept = self._read(prefix, calibration)
+        if kept is None:
+            raise RefusedError(f"{wire.UNKNOWN_CALIBRATION} {calibration} of prefix {prefix}")
+        request, ranges = kept
         scratch = self._folder / f"{key}.{os.getpid()}-{threading.get_ident()}.part"
         try:
-            self._ask({"path": str(path), "target": str(scratch), "calibration": kept.to_json(),
+            self._ask({"path": str(path), "target": str(scratch), "ranges": ranges, "request": request,
                        "outputs": None if outputs is None else list(outputs)})  # fmt: skip
             target = self._folder / f"{key}-{hashlib.sha256(scratch.read_bytes()).hexdigest()}.onnx"
             scratch.replace(target)
@@ -87,18 +90,18 @@ class Calibrations:
         """End what is being made."""
         self._children.close()
 
-    def _read(self, prefix: str, calibration: str) -> Calibration:
+    def _read(self, prefix: str, calibration: str) -> tuple[str, Ranges] | None:
+        """The request and its ranges; None if they are not here, or no longer readable."""
         path = self._path(prefix, calibration)
         try:
             kept = json.loads(path.read_bytes())
-            if kept["format"] != FORMAT:
-                raise ValueError
-            return Calibration.from_json(kept)
+            ranges = {str(name): (float(low), float(high)) for name, (low, high) in kept["ranges"].items()}
+            return str(kept["request"]), ranges
         except FileNotFoundError:
             pass
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
             path.unlink(missing_ok=True)
-        raise RefusedError(f"{wire.UNKNOWN_CALIBRATION} {calibration} of prefix {prefix}")
+        return None
 
     def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -125,4 +128,4 @@ class Calibrations:
                 path.unlink(missing_ok=True)
 
     def _path(self, prefix: str, calibration: str) -> Path:
-        return self._folder / f"{prefix}-{calibration}.json"
+        return self._folder / f"{prefix}-{calibration}-{FORMAT.rpartition(' ')[2]}.json"

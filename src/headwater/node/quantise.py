@@ -1,4 +1,4 @@
-"""int8 prefixes: the ranges of values that samples give, and the file that is made with them.
+"""int8 prefixes: the ranges of values that samples give, and the file that is made with both.
 
 Owns both steps. They run in a child process (`python -m headwater.node.quantise`): the package `onnx`, which writes the
 file, never gets into the node. The file is ONNX as before, with each weight and each value in front of an operator
@@ -9,11 +9,11 @@ outputs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from headwater.core.draw import Draw
 from headwater.data import wire
-from headwater.data.cores import cpu_flags
+from headwater.data.cores import cpu_flags, usable_cores
 from headwater.data.shards.reading import read_sample
 from headwater.data.store import open_store
 from headwater.errors import BadSampleError, HeadwaterError, RefusedError
@@ -31,32 +31,12 @@ from headwater.node.onnxfile import check_self_contained, up_to
 
 Ranges = Mapping[str, tuple[float, float]]  # of each value in the file: lowest, highest
 
-
-@dataclass(frozen=True)
-class Calibration:
-    """What samples say about a prefix. `shifts`: for each of its outputs, what to add to each channel's values."""
-
-    ranges: Ranges
-    shifts: Mapping[str, np.ndarray]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"ranges": {name: list(pair) for name, pair in self.ranges.items()},
-                "shifts": {name: shift.tolist() for name, shift in self.shifts.items()}}  # fmt: skip
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Calibration:
-        """Raises ValueError, TypeError, KeyError or AttributeError for what is none."""
-        ranges = {str(name): (float(low), float(high)) for name, (low, high) in said["ranges"].items()}
-        shifts = {str(name): np.asarray(shift, np.float32) for name, shift in said["shifts"].items()}
-        if not all(np.isfinite(shift).all() for shift in shifts.values()):
-            raise ValueError
-        return cls(ranges, shifts)
-
-
 _ROWS = 8  # that are calibrated on at once
 # Operators with integer kernels, and those that only pass values on: left out, values would be converted around them.
 _OPERATORS = ("Conv", "Gemm", "MatMul", "Add", "Relu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat",
               "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")  # fmt: skip
+_CHANNELS_STAY = {"QuantizeLinear", "DequantizeLinear", "Relu", "Clip", "HardSwish", "Add", "Mul", "BatchNormalization",
+                  "MaxPool", "AveragePool", "GlobalAveragePool", "Concat"}  # fmt: skip
 _VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
@@ -65,20 +45,10 @@ def has_vnni() -> bool:
     return bool(_VNNI & cpu_flags())
 
 
-def calibrate(chunk: wire.Chunk, model: bytes) -> Calibration:
-    """The range of every value in this model on these samples, and how far int8 moves the means of its outputs."""
+def calibrate(chunk: wire.Chunk, model: bytes) -> Ranges:
+    """The range of every value in this model on these samples."""
     check_self_contained(model)
-    rows = list(_rows(chunk))
-    if len(rows) < wire.MIN_CALIBRATION:
-        raise RefusedError(
-            f"int8 is calibrated on at least {wire.MIN_CALIBRATION} samples, and {len(rows)} of {len(chunk.samples)} "
-            "could be read; use fp32, or more pictures"
-        )
-    ranges = _ranges(model, rows)
-    reduced = quantise(model, Calibration(ranges, {}), None)
-    before, after = _means(model, rows), _means(reduced, rows)
-    shifts = {name: before[name] - after[name] for name in before}
-    return Calibration(ranges, {name: shift for name, shift in shifts.items() if np.isfinite(shift).all()})
+    return _ranges(model, _rows_of(chunk))
 
 
 def _ranges(model: bytes, rows: Sequence[np.ndarray]) -> Ranges:
@@ -103,35 +73,28 @@ def _ranges(model: bytes, rows: Sequence[np.ndarray]) -> Ranges:
     return {name: pair for name, pair in ranges.items() if np.isfinite(pair).all()}
 
 
-def _means(model: bytes, rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """The mean of each channel of each output; a row at a time, for outputs of many cuts are large."""
-    session = OnnxRuntime(model)
-    sums: dict[str, np.ndarray] = {}
-    for row in rows:
-        for name, value in zip(session.outputs, session.run(row[None]), strict=True):
-            means = value[0].astype(np.float64)
-            if means.ndim == 3:  # channels come first in a picture, and last in all else
-                means = means.mean((1, 2), keepdims=True)
-            elif means.ndim > 1:
-                means = means.reshape(-1, means.shape[-1]).mean(0)
-            sums[name] = sums.get(name, 0.0) + means
-    return {name: (total / len(rows)).astype(np.float32) for name, total in sums.items()}
+def quantise(model: bytes, ranges: Ranges, outputs: list[str] | None, chunk: wire.Chunk) -> bytes:
+    """The part of this model that gives `outputs`, as an int8 model; the chunk has the samples of the ranges."""
+    check_self_contained(model)
+    if outputs is not None:
+        model = up_to(model, outputs)
+    rows = _rows_of(chunk)
+    made = _rounded(model, ranges)
+    before, after = (_means(each, rows) for each in (model, made.SerializeToString()))
+    _shift(made.graph, {name: before[name] - after[name] for name in before}, ranges)
+    result: bytes = made.SerializeToString()
+    return result
 
 
-def quantise(model: bytes, calibration: Calibration, outputs: list[str] | None) -> bytes:
-    """The part of this model that gives `outputs`, as an int8 model."""
+def _rounded(model: bytes, ranges: Ranges) -> Any:
     import onnx
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
     from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
-    check_self_contained(model)
-    if outputs is not None:
-        model = up_to(model, outputs)
     graph = onnx.shape_inference.infer_shapes(onnx.load_from_string(_folded(model)))
     known = TensorsData(CalibrationMethod.MinMax, {
-        name: (np.array(low, np.float32), np.array(high, np.float32))
-        for name, (low, high) in calibration.ranges.items()
+        name: (np.array(low, np.float32), np.array(high, np.float32)) for name, (low, high) in ranges.items()
     })  # fmt: skip
     quantizer = QDQQuantizer(
         graph,
@@ -142,32 +105,54 @@ def quantise(model: bytes, calibration: Calibration, outputs: list[str] | None) 
         activation_qType=QuantType.QUInt8,
         tensors_range=known,
         nodes_to_quantize=[],
-        nodes_to_exclude=_left_in_float(graph, set(calibration.ranges)),
+        nodes_to_exclude=_left_in_float(graph, set(ranges)),
         op_types_to_quantize=list(_OPERATORS),
         extra_options={},
     )
     quantizer.quantize_model()
-    made = quantizer.model.model
-    _shift(made.graph, calibration.shifts)
-    result: bytes = made.SerializeToString()
-    return result
+    return quantizer.model.model
 
 
-def _shift(graph: Any, shifts: Mapping[str, np.ndarray]) -> None:
-    """Add to each output what its channels lack."""
+def _means(model: bytes, rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """The mean of each channel of those outputs that are features, or pictures of features."""
+    session = OnnxRuntime(model, threads=max(1, int(usable_cores())))
+    sums: dict[str, Any] = {}
+    for start in range(0, len(rows), _ROWS):
+        for name, value in zip(session.outputs, session.run(np.stack(rows[start : start + _ROWS])), strict=True):
+            if value.dtype == np.float32 and value.ndim in (2, 4):
+                pixels = tuple(range(2, value.ndim))
+                sums[name] = sums.get(name, 0.0) + value.mean(pixels, np.float64, keepdims=True).sum(0)
+    return {name: (total / len(rows)).astype(np.float32) for name, total in sums.items()}
+
+
+def _shift(graph: Any, shifts: Mapping[str, np.ndarray], ranges: Ranges) -> None:
+    """Add to each output what its channels lack. What has no negative values does not get any."""
     import onnx
 
+    makers = {name: node for node in graph.node for name in node.output}
     for output in graph.output:
         shift = shifts.get(output.name)
-        if shift is None:
+        if shift is None or not np.isfinite(shift).all() or not shift.any() or output.name not in makers:
             continue
-        before = f"{output.name}_before_shift"
+        if shift.ndim > 1 and not _comes_from_convolution(output.name, makers):
+            continue  # other pictures may have their channels last
+        before, added, amount = (f"{output.name}_{each}" for each in ("before_shift", "shifted", "shift"))
         for node in graph.node:
             for names in (node.input, node.output):
                 names[:] = [before if name == output.name else name for name in names]
-        graph.initializer.append(onnx.numpy_helper.from_array(shift, f"{output.name}_shift"))
-        graph.node.append(onnx.helper.make_node("Add", [before, f"{output.name}_shift"], [output.name],
+        graph.initializer.append(onnx.numpy_helper.from_array(shift, amount))
+        has_floor = ranges.get(output.name, (-1.0, 0.0))[0] >= 0
+        graph.node.append(onnx.helper.make_node("Add", [before, amount], [added if has_floor else output.name],
                                                 name=f"{output.name}_add_shift"))  # fmt: skip
+        if has_floor:
+            graph.node.append(onnx.helper.make_node("Relu", [added], [output.name], name=f"{output.name}_floor"))
+
+
+def _comes_from_convolution(name: str, makers: Mapping[str, Any]) -> bool:
+    """Whether this is what a convolution gave, but for what leaves channels where they are."""
+    while (node := makers.get(name)) is not None and node.op_type in _CHANNELS_STAY:
+        name = node.input[0]
+    return node is not None and node.op_type == "Conv"
 
 
 def _folded(model: bytes) -> bytes:
@@ -201,33 +186,38 @@ def _left_in_float(graph: Any, ranges: set[str]) -> list[str]:
     return excluded
 
 
-def _rows(chunk: wire.Chunk) -> Iterator[np.ndarray]:
+def _rows_of(chunk: wire.Chunk) -> list[np.ndarray]:
     """The samples as the prefix gets them; those that can't be read are left out."""
     want = chunk.extraction
     store = open_store(want.url)
     spec = want.transforms.output_spec
+    rows = []
     for ref in chunk.samples:
         row = np.empty(spec.shape, spec.dtype)
-        try:
+        with contextlib.suppress(BadSampleError):
             want.transforms.apply(read_sample(store, ref), ref.key, Draw(chunk.seed, chunk.epoch, ref.id), out=row)
-        except BadSampleError:
-            continue
-        yield row
+            rows.append(row)
+    if len(rows) < wire.MIN_CALIBRATION:
+        raise RefusedError(
+            f"int8 is calibrated on at least {wire.MIN_CALIBRATION} samples, and {len(rows)} of {len(chunk.samples)} "
+            "could be read; use fp32, or more pictures"
+        )
+    return rows
 
 
 def main() -> None:
-    """The child. Asked with samples it answers with ranges; asked with ranges it writes the file."""
+    """The child. Asked with samples it answers with ranges; asked with ranges as well it writes the file."""
     asked = json.loads(read_request())
     answer: dict[str, Any] = {}
     try:
         model = Path(asked["path"]).read_bytes()
-        if "request" in asked:
-            request = wire.loads(asked["request"].encode())
-            assert isinstance(request, wire.Calibrate)
-            answer["calibration"] = calibrate(request.chunk, model).to_json()
+        request = wire.loads(asked["request"].encode())
+        assert isinstance(request, wire.Calibrate)
+        if "ranges" in asked:
+            made = quantise(model, asked["ranges"], asked["outputs"], request.chunk)
+            Path(asked["target"]).write_bytes(made)
         else:
-            calibration = Calibration.from_json(asked["calibration"])
-            Path(asked["target"]).write_bytes(quantise(model, calibration, asked["outputs"]))
+            answer["ranges"] = calibrate(request.chunk, model)
     except HeadwaterError as error:
         answer["error"] = wire.error_to_wire(error).decode()
     except Exception as error:

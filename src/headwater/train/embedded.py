@@ -33,16 +33,18 @@ class EmbeddedNode:
         waiting = threading.Timer(START_WITHIN_S, _give_up, (self._process, late))
         waiting.daemon = True
         waiting.start()
+        line = ""
         try:
-            said = json.loads(self._process.stdout.readline())
+            line = self._process.stdout.readline()
+            said = json.loads(line)
         except ValueError:
-            code = self._process.wait()
-            said = {"error": f"it said nothing within {START_WITHIN_S:g} s; see what else this machine is busy with, "
-                    "or start a node yourself with `headwater serve` and name it in nodes=[…]"
-                    if late.is_set() else
-                    f"it ended with exit code {code}; what it printed is above"}  # fmt: skip
+            said = {"error": f"it ended with exit code {self._process.wait()}; what it printed is above"}
         finally:
             waiting.cancel()
+        if late.is_set():
+            heard = f"only {line.strip()[:100]!r}" if line else "nothing"
+            said = {"error": f"it said {heard} within {START_WITHIN_S:g} s; see what else this machine is busy with, "
+                    "or start a node yourself with `headwater serve` and name it in nodes=[…]"}  # fmt: skip
         if "address" not in said:
             self.close()
             raise NodeError(f"the embedded node did not start: {said.get('error')}")

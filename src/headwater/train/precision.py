@@ -24,6 +24,7 @@ from headwater.train.client import NodeClient
 
 NUM_CALIBRATION = 64  # samples for the ranges of values; more hardly widen them
 NUM_CHECKED = 100  # samples for the error: one of them is 1 %
+MIN_OTHERS = 50  # that int8 was not calibrated on: with fewer, all samples are checked
 
 
 def calibrated(
@@ -111,12 +112,20 @@ def _deviation(
 def spread_out(
     samples: Samples, count: int, holdings: Holdings | None = None, node: str = "", *, other: bool = False
 ) -> tuple[SampleRef, ...]:
-    """Samples from all over the data set, or of what a node holds; `other` ones if there are enough."""
+    """Samples from all over the data set, or of what a node holds. `other`: none that int8 is calibrated on, unless too
+    few are left."""
     ids = np.arange(len(samples)) if holdings is None else np.flatnonzero(holdings.rows[node] >= 0)
-    count = min(count, len(ids))
-    step = len(ids) / max(count, 1)
-    ids = ids[(np.arange(count) * step + (step / 2 if other else 0)).astype(np.int64)]
+    if other:
+        left = np.delete(ids, _places(len(ids), NUM_CALIBRATION))
+        ids = left if len(left) >= min(count, MIN_OTHERS) else ids
+    ids = ids[_places(len(ids), count)]
     return tuple(samples.take(ids) if holdings is None else holdings.refs(node, ids))
+
+
+def _places(num: int, count: int) -> np.ndarray:
+    """`count` numbers below `num`, or all of them, evenly apart."""
+    count = min(count, num)
+    return (np.arange(count) * (num / max(count, 1))).astype(np.int64)
 
 
 def check_possible(clients: Sequence[NodeClient], precision: str, engine: str) -> None:
