@@ -113,7 +113,7 @@ def test_int8_keeps_the_mean_of_every_channel(chunk_of, monkeypatch, outputs):
             continue
         axes = (0, 2, 3)[: exact.ndim - 1]
         off, off_without = (np.abs((each - exact).mean(axes)).max() for each in (found, without))
-        assert off <= (0.5 if name == "d" else 0.01) * off_without  # a floor takes some of it away again
+        assert off <= (0.75 if name == "d" else 0.01) * off_without  # a floor takes some of it away again
         assert name == "c" or found.min() >= 0
 
 
