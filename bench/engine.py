@@ -258,7 +258,8 @@ def agree(full: np.ndarray, reduced: np.ndarray, labels: np.ndarray, fitted: int
     weights = inputs[known].T @ np.linalg.solve(gram + 0.1 * np.trace(gram) / fitted * np.eye(fitted), wanted)
     chosen = (inputs[new] @ weights).argmax(1)
     same = chosen == (others[new] @ weights).argmax(1)
-    cosines = (full * reduced).sum(1) / (np.linalg.norm(full, axis=1) * np.linalg.norm(reduced, axis=1) + 1e-12)
+    full, reduced = full.astype(np.float64), reduced.astype(np.float64)
+    cosines = (full * reduced).sum(1) / (np.linalg.norm(full, axis=1) * np.linalg.norm(reduced, axis=1) + 1e-300)
     return Near(float(same.mean()), float(cosines[new].mean()), float((chosen == labels[new]).mean()))
 
 
