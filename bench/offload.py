@@ -61,6 +61,7 @@ class Size:
     seconds: float  # of a measurement, or to the end of its epoch
     thin_seconds: float  # of one that ships JPEGs over less than 10 Mbit/s: three batches or more
     peers_with: tuple[str, ...] = MODELS  # models that peers are measured with
+    peers_from: float = 0.0  # Mbit/s: the thinnest link that they are measured on
     thin_upload: bool = True  # whether a prefix is sent over the link as it is, or before it is thin
     stages_before: bool = True  # each of Headwater's turns, or only after it
 
@@ -70,9 +71,9 @@ class Size:
 
 
 FULL = Size(1920, dict.fromkeys(MODELS, (1000, 200, 50, 10, 2)), ("plain", *PEERS, "headwater"), 3, 12, 14)
-# Four minutes: peers with one model, and no minute in which a prefix crosses 2 Mbit/s.
+# Four minutes: peers with one model on a fast link, and no minute in which a prefix crosses 2 Mbit/s.
 QUICK = Size(320, {"mobilenet": (1000, 2), "lite0": (2,)}, ("plain", *PEERS[:-1], "headwater"), 1, 3, 5,
-             peers_with=("mobilenet",), thin_upload=False, stages_before=False)  # fmt: skip
+             peers_with=("mobilenet",), peers_from=1000, thin_upload=False, stages_before=False)  # fmt: skip
 
 
 def run(*, quick: bool, console: Console) -> Result:
@@ -108,7 +109,8 @@ def sweep(size: Size, quick: bool, console: Console) -> Result:
         for model, rates in size.points.items():
             with closing(StagesOf(up, env, model, fetch)) as stages:
                 for rate in rates:
-                    there = [side for side in sides if side.name not in PEERS or model in size.peers_with]
+                    with_peers = model in size.peers_with and rate >= size.peers_from
+                    there = [side for side in sides if side.name not in PEERS or with_peers]
                     about_it = (there, model, rate, links[rate], stages, size, console)
                     try:
                         points.append(measure_point(up, *about_it))
