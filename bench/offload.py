@@ -30,7 +30,7 @@ from bench import pictures
 from bench.peers import raydata
 from bench.peers.common import BATCH, BUCKET, MODELS, check_installed
 from bench.peers.prepare import ITS_OWN
-from bench.peers.stages import Bound, CutStages, Stages, bound
+from bench.peers.stages import SHARE_PASSES, Bound, CutStages, Stages, bound
 from bench.result import Result
 from bench.rig import Host, Link, Rig, RigError, RigUp
 from bench.rig.python import python_env
@@ -64,6 +64,7 @@ class Size:
     peers_from: float = 0.0  # Mbit/s: the thinnest link that they are measured on
     thin_upload: bool = True  # whether a prefix is sent over the link as it is, or before it is thin
     stages_before: bool = True  # each of Headwater's turns, or only after it
+    share_passes: int = SHARE_PASSES  # in which it is found out what of the frozen part is in front of each cut
 
     @property
     def rates(self) -> list[float]:
@@ -73,7 +74,8 @@ class Size:
 FULL = Size(1920, dict.fromkeys(MODELS, (1000, 200, 50, 10, 2)), ("plain", *PEERS, "headwater"), 3, 12, 14)
 # Four minutes: peers with one model on a fast link, and no minute in which a prefix crosses 2 Mbit/s.
 QUICK = Size(320, {"mobilenet": (1000, 2), "lite0": (2,)}, ("plain", *PEERS[:-1], "headwater"), 1, 3, 5,
-             peers_with=("mobilenet",), peers_from=1000, thin_upload=False, stages_before=False)  # fmt: skip
+             peers_with=("mobilenet",), peers_from=1000, thin_upload=False, stages_before=False,
+             share_passes=3)  # fmt: skip
 
 
 def run(*, quick: bool, console: Console) -> Result:
@@ -107,7 +109,7 @@ def sweep(size: Size, quick: bool, console: Console) -> Result:
         fetch["send_s_per_byte"], fetch["receive_s_per_byte"] = cpu_s_per_byte(up, "storage", "trainer")
         points = []
         for model, rates in size.points.items():
-            with closing(StagesOf(up, env, model, fetch)) as stages:
+            with closing(StagesOf(up, env, model, fetch, size.share_passes)) as stages:
                 for rate in rates:
                     with_peers = model in size.peers_with and rate >= size.peers_from
                     there = [side for side in sides if side.name not in PEERS or with_peers]
@@ -144,13 +146,17 @@ def measure_fetch(up: RigUp, env: dict[str, str]) -> dict[str, float]:
 class StagesOf:
     """Every stage of one model, measured alone, as often as it is asked for."""
 
-    def __init__(self, up: RigUp, env: dict[str, str], model: str, fetch: dict[str, float]) -> None:
+    def __init__(self, up: RigUp, env: dict[str, str], model: str, fetch: dict[str, float], passes: int) -> None:
         self._here = up.open("trainer", "bench.peers.stages:OnTrainer", env=env, model=model, num_classes=CLASSES)
         sizes = self._here.ask(do="sizes")
         self._there = up.open("storage", "bench.peers.stages:OnStorage", env=env, model=model, count=READS,
                               prefix=sizes["prefix"], outputs=sizes["outputs"])  # fmt: skip
         of_cuts = zip(
-            sizes["names"], self._there.ask(do="shares"), sizes["far_shares"], sizes["row_bytes"], strict=True
+            sizes["names"],
+            self._there.ask(do="shares", passes=passes),
+            sizes["far_shares"],
+            sizes["row_bytes"],
+            strict=True,
         )
         self._fixed = {**fetch, "pixel_bytes": sizes["pixel_bytes"], "cuts": tuple(starmap(CutStages, of_cuts))}
 

@@ -152,13 +152,13 @@ class OnStorage:
     def _open(self, outputs: list[str], engine: str = "onnxruntime") -> engines.Session:
         return engines.load(engine, up_to(self._prefix, outputs))
 
-    def shares(self) -> list[float]:
+    def shares(self, passes: int = SHARE_PASSES) -> list[float]:
         """Of the time of the whole frozen part: what is in front of each cut."""
         _, data = _read(BATCH // 2, passes=1)
         rows = self._transforms.finish(np.stack([self._transforms.pixels(each, "") for each in data]))
         sessions = [self._open(outputs) for outputs in self._outputs]
         taken = []
-        for _ in range(1 + SHARE_PASSES):  # in turns: the machine is not equally fast all the time; the first warms up
+        for _ in range(1 + passes):  # in turns: the machine is not equally fast all the time; the first warms up
             begin = [time.perf_counter()]
             for session in sessions:
                 session.run(rows)
