@@ -136,7 +136,9 @@ class NodeClient:
             return self._rate(self.download, at_least_s), self._rate(self._upload, at_least_s), min(trips) / 2
 
     def _rate(self, move: Callable[[int], None], at_least_s: float) -> float:
-        """Bytes a second of a transfer that took long enough to trust; a short one doubles."""
+        """Bytes a second of a transfer that took long enough to trust; a short one doubles. A first one, of hardly any
+        bytes, does not count: what it takes is not the link's."""
+        move(1 << 10)
         num_bytes = 1 << 16
         while True:
             start = time.perf_counter()
