@@ -161,3 +161,20 @@ def test_a_trainer_that_stops_reading_holds_up_nobody_else(node, client, raw, ch
     count = 1 + sum(len(item.data) for item in stopped[0])
     assert count == 50
     stopped[1].cancel()
+
+
+@pytest.mark.parametrize("at_once", [None, 1, 2, 50])
+def test_floats_are_made_piece_by_piece_and_are_those_of_the_whole(extractor, copies, chunk_of, at_once):
+    chunk = chunk_of(folder=copies, transforms=Transforms([Resize((8, 8)), ToFloat()]), node_batch=3)
+    sizes = []
+
+    def give_back(rows):  # not a copy: the memory is used again for the next piece
+        sizes.append(len(rows))
+        return [rows]
+
+    store = open_store(chunk.extraction.url)
+    (part,) = (part for part in extractor.rows(store, chunk, give_back, at_once=at_once) if len(part.ids))
+    list(extractor.rows(store, chunk, give_back, at_once=at_once))
+    assert max(sizes) == min(at_once or 3, 3)
+    for ref, row in zip(chunk.samples, part.tensors[0], strict=True):
+        assert (row == chunk.extraction.transforms.apply((copies / ref.key).read_bytes(), ref.key)).all()

@@ -196,7 +196,7 @@ class Pricing:
             upload_bytes=cut.prefix_bytes,
             fixed_bytes=_at(node.fixed_bytes, cut, cut.prefix_bytes),
             infer_bytes=_at(node.row_bytes, cut, raw_bytes + sizes.input_row_bytes),
-            buffer_bytes=sizes.sample_bytes + sizes.input_row_bytes + raw_bytes,
+            buffer_bytes=sizes.sample_bytes + sizes.pixel_row_bytes + raw_bytes,
             step_bytes=step_bytes + raw_bytes,
         )
 

@@ -6,6 +6,7 @@ the code is. May not import torch, `node` or `train`.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -34,6 +35,9 @@ _POLL_S = 0.25  # how soon an abandoned request is noticed
 # link) three times, here 30 s, without hearing anything.
 SIGN_OF_LIFE_S = 5.0
 _INFER_FIRST, _DECODE_NEXT = 0, 1
+# Floats of a piece are made where those of the piece before were: memory that is fetched anew for each has to be cleared
+# by the kernel first, and is in no cache. Larger pieces than this are not kept for the next one.
+_KEPT_FLOATS = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Extractor:
     def __init__(self, num_threads: int, num_readers: int = NUM_READERS) -> None:
         self._compute = Pool(num_threads, "compute")
         self._readers = Pool(num_readers, "read")
+        self._floats = threading.local()
         self.busy = Busy()
 
     @property
@@ -81,14 +86,33 @@ class Extractor:
         return self._compute.num_threads
 
     def rows(
-        self, store: Store, chunk: Chunk, run: Run | None, abandoned: Callable[[], bool] = lambda: False
+        self,
+        store: Store,
+        chunk: Chunk,
+        run: Run | None,
+        abandoned: Callable[[], bool] = lambda: False,
+        *,
+        at_once: int | None = None,
     ) -> Iterator[Part]:
-        """The chunk's rows in parts, as they get ready. Bad samples are reported, anything else raises."""
-        passage = _Passage(self, store, chunk, run)
+        """The chunk's rows in parts, as they get ready. Bad samples are reported, anything else raises.
+
+        `run` gets at most `at_once` rows, or a whole group. A group waits for it as pixels, a quarter of the bytes.
+        """
+        passage = _Passage(self, store, chunk, run, at_once)
         try:
             yield from passage.parts(abandoned)
         finally:
             passage.stop()
+
+    def floats(self, num_rows: int, row_shape: tuple[int, ...]) -> np.ndarray:
+        """Room for so many rows, until this thread asks again."""
+        size = num_rows * math.prod(row_shape)
+        kept: np.ndarray | None = getattr(self._floats, "kept", None)
+        if kept is None or len(kept) < size:
+            kept = np.empty(size, np.float32)
+            if kept.nbytes <= _KEPT_FLOATS:
+                self._floats.kept = kept
+        return kept[:size].reshape(num_rows, *row_shape)
 
     def close(self) -> None:
         self._readers.close()
@@ -98,17 +122,18 @@ class Extractor:
 class _Passage:
     """One chunk on its way through the stages."""
 
-    def __init__(self, extractor: Extractor, store: Store, chunk: Chunk, run: Run | None) -> None:
+    def __init__(
+        self, extractor: Extractor, store: Store, chunk: Chunk, run: Run | None, at_once: int | None = None
+    ) -> None:
         self._extractor = extractor
         self._store = store
         self._chunk = chunk
         self._run = run
+        self._at_once = at_once or chunk.extraction.node_batch
         self._transforms = chunk.extraction.transforms
-        spec = self._transforms.output_spec if run else self._transforms.pixel_spec
-        self._row_shape, self._row_dtype = spec.shape, spec.dtype
         self._lock = threading.Lock()
         self._ring = Ring(len(chunk.samples), group_rows=chunk.extraction.node_batch, slots=SLOTS)
-        self._buffers: dict[int, np.ndarray] = {}
+        self._buffers: dict[int, dict[int, np.ndarray]] = {}  # group → sample → its pixels
         self._data: dict[int, Any] = {}
         self._bad: dict[int, Bad] = {}
         self._num_bad: Counter[int] = Counter()  # per group
@@ -229,24 +254,16 @@ class _Passage:
         return data
 
     def _place(self, number: int, data: Any) -> None:
-        """Make the sample's row of its group's buffer."""
+        """Put the sample's pixels into its group's buffer."""
         ref = self._chunk.samples[number]
-        group = self._ring.group_of(number)
-        with self._lock:
-            members = self._ring.samples_of(group)
-            if group not in self._buffers:
-                self._buffers[group] = np.empty((len(members), *self._row_shape), self._row_dtype)
-            row = self._buffers[group][number - members.start]
         start = time.perf_counter()
-        draw = Draw(self._chunk.seed, self._chunk.epoch, ref.id)
         try:
-            if self._run:
-                self._transforms.apply(data, ref.key, draw, out=row)
-            else:
-                row[...] = self._transforms.pixels(data, ref.key, draw)
+            pixels = self._transforms.pixels(data, ref.key, Draw(self._chunk.seed, self._chunk.epoch, ref.id))
         except BadSampleError as error:
             self._give_up_on(number, error)
             return
+        with self._lock:
+            self._buffers.setdefault(self._ring.group_of(number), {})[number] = pixels
         self._extractor.busy.add(decode_s=time.perf_counter() - start)
         self._tell(self._ring.decoded, number)
 
@@ -262,18 +279,29 @@ class _Passage:
 
     def _infer(self, group: int) -> None:
         with self._lock:
-            rows = self._buffers.pop(group)
-            members = self._ring.samples_of(group)
-            ids = np.array([self._chunk.samples[number].id for number in members], np.int64)
-            good = np.array([int(sample) not in self._bad for sample in ids])
+            found = self._buffers.pop(group)
             bad = self._new_bad()
-        if not good.all():
-            rows, ids = rows[good], ids[good]
-        start = time.perf_counter()
-        tensors = self._run(rows) if self._run else [rows]
-        self._extractor.busy.add(infer_s=time.perf_counter() - start, num_rows=len(ids))
+        numbers = sorted(found)
+        ids = np.array([self._chunk.samples[number].id for number in numbers], np.int64)
+        pixels = [found.pop(number) for number in numbers]
+        tensors = [np.stack(pixels)] if self._run is None else self._run_all(self._run, pixels)
+        self._extractor.busy.add(num_rows=len(ids))
         self._ready.put((group, Part(ids, tensors, bad)))
         self._tell(self._ring.inferred, group)
+
+    def _run_all(self, run: Run, pixels: list[np.ndarray]) -> Sequence[np.ndarray]:
+        """A group's rows, piece by piece: the floats of a piece are made right before they are used."""
+        shape, parts = self._transforms.output_spec.shape, []
+        for begin in range(0, len(pixels), self._at_once):
+            piece = pixels[begin : begin + self._at_once]
+            start = time.perf_counter()
+            rows = self._extractor.floats(len(piece), shape)
+            for each, row in zip(piece, rows, strict=True):
+                self._transforms.finish(each, row)
+            made = time.perf_counter()
+            parts.append([each.copy() if np.may_share_memory(each, rows) else each for each in run(rows)])
+            self._extractor.busy.add(decode_s=made - start, infer_s=time.perf_counter() - made)
+        return parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
 
 
 def _surprise(error: Exception) -> HeadwaterError:

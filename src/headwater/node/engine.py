@@ -38,7 +38,7 @@ class Engine:
         `way` is how to run it; without it, ONNX Runtime with one thread and whole groups. `at_once` groups come at the
         same time. `profile` names a file for ONNX Runtime's own timing of each kernel; see `kernels`.
         """
-        self._batch = way.batch if way else None
+        self.batch = way.batch if way else None  # rows at once; None: a whole group
         way = way or Candidate()
         self.name = way.engine
         check_self_contained(model)
@@ -76,7 +76,7 @@ class Engine:
         return tensors
 
     def _run(self, rows: np.ndarray) -> Sequence[np.ndarray]:
-        size = self._batch or len(rows)
+        size = self.batch or len(rows)
         if len(rows) <= size:
             return self._session.run(rows)
         parts = [self._session.run(rows[start : start + size]) for start in range(0, len(rows), size)]

@@ -137,15 +137,17 @@ def _probe_pipeline(chunks: Sequence[wire.Chunk], store: Store, engine: Engine |
     """
     want = chunks[0].extraction
     run = partial(engine.run, boundary=want.boundary) if engine else None
+    at_once = engine.batch if engine else None
     runs: list[tuple[float, float]] = []
     extractor = Extractor(1)
     try:
-        for _ in extractor.rows(store, replace(chunks[0], samples=chunks[0].samples[:WARM_ROWS]), run):
+        warm = replace(chunks[0], samples=chunks[0].samples[:WARM_ROWS])
+        for _ in extractor.rows(store, warm, run, at_once=at_once):
             pass  # threads, connections and memory are there from now on
         begin = time.perf_counter()
         for chunk in chunks:
             start, used = time.perf_counter(), time.process_time()
-            for _ in extractor.rows(store, chunk, run):
+            for _ in extractor.rows(store, chunk, run, at_once=at_once):
                 pass
             taken = time.perf_counter() - start, time.process_time() - used
             runs.append((taken[0] / len(chunk.samples), taken[1] / len(chunk.samples)))

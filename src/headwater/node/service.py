@@ -172,7 +172,7 @@ class Node(flight.FlightServerBase):
             return self._stopping or context.is_cancelled()
 
         with _as_status():
-            run, maker = None, _MAKER
+            run, at_once, maker = None, None, _MAKER
             if want.prefix:  # before a turn is taken: others whose engines are there need not wait for this one's
                 engine = self._prefixes.ready(Wanted.of(want))
                 if engine is None:
@@ -180,7 +180,7 @@ class Node(flight.FlightServerBase):
                     for _ in self._while(loading, abandoned):
                         yield pa.RecordBatch.from_pylist([], schema=schema), b""  # a sign of life: see data.extract
                     engine = loading.result()
-                run = partial(engine.run, boundary=want.boundary)
+                run, at_once = partial(engine.run, boundary=want.boundary), engine.batch
                 maker = f"{_MAKER}, {engine.name} {engines.version(engine.name)}"
                 if want.precision == "int8":
                     maker += f", {INT8_FORMAT} by {want.calibration}, {'8' if has_vnni() else '7'}-bit weights"
@@ -201,7 +201,7 @@ class Node(flight.FlightServerBase):
                     chunk = replace(chunk, samples=tuple(chunk.samples[place] for place in kept.missing()))
                 if not chunk.samples:
                     return
-                for part in self._extractor.rows(self._store(want.url), chunk, run, abandoned):
+                for part in self._extractor.rows(self._store(want.url), chunk, run, abandoned, at_once=at_once):
                     columns = codecs.encode(want.codec, part.tensors, want.boundary)
                     if kept is not None:
                         kept.keep(part.ids, columns)
