@@ -29,6 +29,6 @@ class Normalize(ValueOp):
         if not all(np.float32(part) > 0 for part in self.std):
             raise self.fault("std", "above 0")
 
-    def apply(self, values: np.ndarray) -> np.ndarray:
-        mean, std = (np.array(part, np.float32)[:, None] for part in (self.mean, self.std))
-        return (values - mean) / std
+    def apply(self, values: np.ndarray, channel: int) -> None:
+        np.subtract(values, np.float32(self.mean[channel]), out=values)
+        np.divide(values, np.float32(self.std[channel]), out=values)

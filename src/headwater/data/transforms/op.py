@@ -74,8 +74,8 @@ class PictureOp(Op):
 class ValueOp(Op):
     """A step from numbers to numbers, the same for every pixel of a channel."""
 
-    def apply(self, values: np.ndarray) -> np.ndarray:
-        """New values for the 3×256 float32 table that has one row for each channel."""
+    def apply(self, values: np.ndarray, channel: int) -> None:
+        """Change the float32 values of one channel where they are."""
         raise NotImplementedError
 
 

@@ -23,7 +23,8 @@ class ToFloat(ValueOp):
         if self.scale not in ("div", "mul", "none"):
             raise self.fault("scale", '"div" (÷ 255), "mul" (× 1/255) or "none"')
 
-    def apply(self, values: np.ndarray) -> np.ndarray:
+    def apply(self, values: np.ndarray, channel: int) -> None:
         if self.scale == "div":
-            return values / np.float32(255)
-        return values * np.float32(1 / 255) if self.scale == "mul" else values
+            np.divide(values, np.float32(255), out=values)
+        elif self.scale == "mul":
+            np.multiply(values, np.float32(1 / 255), out=values)
