@@ -35,7 +35,7 @@ _POLL_S = 0.25  # how soon an abandoned request is noticed
 # link) three times, here 30 s, without hearing anything.
 SIGN_OF_LIFE_S = 5.0
 _INFER_FIRST, _DECODE_NEXT = 0, 1
-# Floats of a piece are made where those of the piece before were: memory that is fetched anew for each is cleared by the
+# Floats of a piece are made where those of the piece before were: memory that is fetched anew is cleared by the
 # kernel first, and in no cache. Larger pieces than this are not kept for the next one.
 _KEPT_FLOATS = 16 << 20
 
