@@ -9,7 +9,7 @@ from headwater.core.cost import estimate
 from headwater.core.loads import JobSize
 from headwater.core.plan import Plan, check, near_plan
 from headwater.core.rig import Device, Link
-from headwater.core.search import NOTHING, choices, pick, placement, search, sweep
+from headwater.core.search import NOTHING, can_share, choices, pick, placement, search, sweep
 from headwater.core.search import settings as knob_settings
 from headwater.errors import ConfigError, PlanError
 
@@ -20,7 +20,11 @@ def brute_force(cuts, profile, rig, job, codecs):
     """Every plan of the grid that fits, priced one by one; of each choice those with the steadiest knobs."""
     found = []
     for choice in choices(cuts, rig, profile, codecs=codecs):
-        fitting = [each for plan in knob_settings(choice) if (each := estimate(plan, cuts, profile, rig, job)).fits]
+        fitting = [
+            each
+            for plan in knob_settings(choice, can_share(rig))
+            if (each := estimate(plan, cuts, profile, rig, job)).fits
+        ]
         steadiest = min((unsteady(each.plan) for each in fitting), default=0)
         found += [each for each in fitting if unsteady(each.plan) == steadiest]
     return found

@@ -279,4 +279,4 @@ def test_memory_power_and_what_is_left_to_send_are_known(job):
 @pytest.mark.parametrize(("told", "world", "here"), [("4", 4, 4), ("4", 8, 4), ("8", 2, 2), ("", 4, 1), ("x", 4, 1)])
 def test_trainers_on_one_machine_share_its_cores(told, world, here, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
-    assert measure_module._trainers_here(world) == here
+    assert measure_module.trainers_here(world) == here

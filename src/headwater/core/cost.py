@@ -20,6 +20,7 @@ from headwater.core.loads import (
     LINK_UP,
     LOOP,
     NODE,
+    OWN,
     PORT_DOWN,
     PORT_UP,
     READS,
@@ -38,7 +39,7 @@ from headwater.errors import PlanError
 
 _MOVE_TOGETHER = (
     (NODE, ENGINE, AHEAD),
-    (TRAINER, LOOP),
+    (TRAINER, LOOP, OWN),
     (SHARED, NODE, ENGINE, AHEAD, TRAINER, LOOP),
 )  # what lightens the first lightens the others
 
@@ -76,7 +77,7 @@ class Estimate:
     flow_s: float  # the epoch's steady part
     drain_s: float  # the last steps, once all rows are there
     setup_s: float  # once: export and upload of the prefix
-    row_bytes: int  # of one row on the wire, or of one stored sample
+    row_bytes: int  # of one row on the wire, or of one stored sample; in the mean, where some of both come
     down_bytes: float  # per sample, framing included
     up_bytes: float
     memory: tuple[Memory, ...]
@@ -193,8 +194,8 @@ def estimate_with(pricing: Pricing, plan: Plan) -> Estimate:
         float(priced.flow_s),
         float(priced.drain_s),
         float(priced.setup_s),
-        round(choice.row_bytes),
-        float(priced.work.down_bytes),
+        round(pricing.row_bytes(plan, choice)),
+        float(priced.work.mean_down_bytes),
         float(priced.work.up_bytes),
         tuple(Memory(f"node {_name(each)}" if each else where, round(need), has)
               for where, each, need, has in priced.memory),
@@ -237,6 +238,7 @@ _TITLES: Mapping[str, str] = {
     LOOP: "the training loop's thread",
     ACCELERATOR: "the accelerator",
     SHARED: "the CPU that node and trainer share",
+    OWN: "the engine beside the trainer",
 }
 _WAYS: Mapping[str, str] = {
     NODE: "more nodes, or {factor} times the node cores, would help",
@@ -253,6 +255,7 @@ _WAYS: Mapping[str, str] = {
     LOOP: "faster trainer cores, up to {factor} times, would help",
     ACCELERATOR: "an accelerator up to {factor} times as fast would help",
     SHARED: "a node on a machine of its own, or up to {factor} times the cores, would help",
+    OWN: "a smaller node_batch or more prefetch would keep up to {factor} times as many cores busy",
 }
 
 
@@ -271,7 +274,7 @@ def _rate(s: float) -> str:
 
 def _too_much(plan: Plan, memory: Memory) -> str:
     assert memory.has_bytes is not None
-    what = f"prefix[..{plan.cut_name}]" if plan.prefix == "storage" else "the plan"
+    what = f"prefix[..{plan.cut_name}]" if plan.has_prefix else "the plan"
     if memory.device.startswith("node "):
         way = f"cut elsewhere, lower node_batch ({plan.node_batch}) or prefetch ({plan.prefetch})"
     elif memory.device == "trainer":

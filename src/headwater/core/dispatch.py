@@ -13,6 +13,10 @@ A chunk's life:   waiting ──Assign──▶ out ──finished──▶ kept
 
 Not every node can do every chunk where nodes have disks of their own: `able` says which.
 
+Where the trainer has a node of its own (`own`), some chunks are for that one (`is_own`), and all others for the others:
+what it reads comes over the trainer's own link, so how much it does is the plan's business. Only where the trainer
+waits, and one of the others has nothing to do, is one of its chunks taken over; where none of them is up, it does theirs.
+
 What holds, whatever happens and in whatever order (tests/core/test_dispatch.py explores it exhaustively):
 1. Every chunk is kept once and delivered once, in ascending order.
 2. No chunk at or beyond `taken + window` is ever handed out, so buffers are bounded.
@@ -75,8 +79,10 @@ class Dispatch:
         per_node: int,
         max_failures: int = 3,
         able: Callable[[int], Collection[str]] | None = None,
+        own: str | None = None,
+        is_own: Callable[[int], bool] = lambda chunk: False,
     ) -> None:
-        """`able` names the nodes that can do a chunk; without it, all can."""
+        """`able` names the nodes that can do a chunk; without it, all can. `own` is the trainer's own node."""
         assert window >= 1
         assert per_node >= 1
         assert max_failures >= 1
@@ -85,6 +91,7 @@ class Dispatch:
         self._per_node = per_node
         self._max_failures = max_failures
         self._able = able
+        self._own, self._is_own = own, is_own
         self._next_new = 0  # chunks from here on are beyond the window
         self._waiting: list[int] = []  # within the window, in order, and out nowhere
         self._out: dict[str, set[int]] = {}  # per node that is up: its chunks
@@ -197,7 +204,7 @@ class Dispatch:
         for chunk in list(self._waiting):
             if all(len(chunks) >= self._per_node for chunks in self._out.values()):
                 break
-            free = [node for node in self._nodes_for(chunk) if len(self._out[node]) < self._per_node]
+            free = [node for node in self._nodes_meant_for(chunk) if len(self._out[node]) < self._per_node]
             in_time = [node for node in free if self._in_time(node, chunk)]
             if not in_time and self.num_out == 0:
                 in_time = free  # better late than never
@@ -205,11 +212,29 @@ class Dispatch:
                 node = min(in_time, key=lambda name: (name == last, len(self._out[name]), self._pace_of(name)))
                 self._waiting.remove(chunk)
                 decisions.append(self._hand_out(node, chunk))
-        return decisions or self._hand_out_again()
+        return decisions or self._take_over() or self._hand_out_again()
 
     def _nodes_for(self, chunk: int) -> list[str]:
         """Those that are up and can do it."""
         return [node for node in self._out if self._able is None or node in self._able(chunk)]
+
+    def _nodes_meant_for(self, chunk: int) -> list[str]:
+        """Of those, the ones that it is for; all, if none of these is up."""
+        able = self._nodes_for(chunk)
+        if self._own is None:
+            return able
+        return [node for node in able if (node == self._own) == self._is_own(chunk)] or able
+
+    def _take_over(self) -> list[Decision]:
+        """The trainer waits, and its own node has not begun with what is next for it: whoever is idle does that."""
+        if self._own is None or self._taken < self._delivered:
+            return []
+        for chunk in self._waiting:
+            idle = [node for node in self._nodes_for(chunk) if not self._out[node] and node != self._own]
+            if idle and self._is_own(chunk):
+                self._waiting.remove(chunk)
+                return [self._hand_out(min(idle, key=self._pace_of), chunk)]
+        return []
 
     def _hand_out(self, node: str, chunk: int) -> Assign:
         if not self._out[node]:
@@ -238,7 +263,7 @@ class Dispatch:
     def _in_time(self, node: str, chunk: int) -> bool:
         """Would this node be done with the chunk before the trainer wants it, or at least as soon as others?"""
         pace = self._pace_of(node)
-        fastest = min(self._pace_of(each) for each in self._nodes_for(chunk))
+        fastest = min(self._pace_of(each) for each in self._nodes_meant_for(chunk))
         waits = len(self._out[node]) + 1
         if pace <= SLOW * fastest or waits * pace <= chunk - self._taken:
             return True

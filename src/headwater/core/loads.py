@@ -19,16 +19,19 @@ from headwater.core.form import Flag, Number, formed
 from headwater.core.plan import Plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Device, Link, Rig
+from headwater.core.share import more_ahead
 from headwater.errors import ConfigError, PlanError
 
 # What a load is on, in the order of the chain.
 NODE, ENGINE, READS, AHEAD = "node", "engine", "reads", "ahead"
 LINK_DOWN, LINK_UP, PORT_DOWN, PORT_UP, STORE_DOWN, STORE_UP = (
     "link down", "link up", "port down", "port up", "store link down", "store link up")  # fmt: skip
-TRAINER, LOOP, ACCELERATOR, SHARED = "trainer", "loop", "accelerator", "shared cores"
+TRAINER, LOOP, ACCELERATOR, SHARED, OWN = "trainer", "loop", "accelerator", "shared cores", "own engine"
 
 Amount = Any  # a float, or an array with one value a choice
 _TINY_S = 1e-12  # a node that had nothing at all to do would do it infinitely fast
+OWN_START_S = 3.0  # until a node beside the trainer answers and has loaded an engine; 2 to 4 s were measured
+_ALIKE = (0.2, 5.0)  # a trainer's core ÷ a node's: what decoding tells of them, within reason
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Choice:
     """What a placement, a cut, a codec and a precision fix, whatever the knobs (node batch, chunk, prefetch) are."""
 
     near: bool  # does anything run on nodes?
-    prefix: bool  # the prefix, too?
+    prefix: bool  # does a prefix run there, or on the trainer's own node?
     prefix_s: Amount
     suffix_s: Amount
     encode_s: Amount
@@ -75,7 +78,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Work:
-    """What one sample costs, whatever the rig."""
+    """What one sample costs, whatever the rig. What nodes and their links have to do is for a sample that they make:
+    `share` of all are made by the trainer's own node."""
 
     node_s: Amount  # CPU on the node
     engine_s: Amount  # the part of it that one group does in one thread
@@ -84,6 +88,15 @@ class Work:
     suffix_s: Amount
     down_bytes: Amount
     up_bytes: Amount
+    share: float = 0.0
+    own_s: Amount = 0.0  # CPU of the trainer's own node for a sample that it makes; its share is in `receive_s`
+    own_engine_s: Amount = 0.0
+    own_bytes: Amount = 0.0  # from the store, for such a sample
+
+    @property
+    def mean_down_bytes(self) -> Amount:
+        """Over all samples, whoever makes them."""
+        return (1 - self.share) * self.down_bytes + self.share * self.own_bytes
 
 
 @dataclass(frozen=True)
@@ -165,6 +178,8 @@ class Pricing:
             groups.setdefault((replace(device, name="node"), link), []).append(device.name)
         self._alike = [Alike(tuple(names), device, link) for (device, link), names in groups.items()]
         self._on_accelerator = profile.trainer.suffix_on == "accelerator"
+        there_s, here_s = profile.node.decode_s, profile.trainer.decode_s
+        self._own_ratio = min(max(here_s / there_s, _ALIKE[0]), _ALIKE[1]) if here_s > 0 and there_s > 0 else 1.0
 
     def choice(self, plan: Plan) -> Choice:
         """What this plan fixes; PlanError if it was not measured or can't be on this rig."""
@@ -176,7 +191,7 @@ class Pricing:
             raise PlanError(["the plan uses nodes, and the rig has none"])
         suffix_s = _measured(trainer.suffix_s, cut, "the suffix")
         step_bytes = _at(trainer.suffix_row_bytes, cut, 0)
-        if plan.prefix != "storage":
+        if not plan.has_prefix:
             row_bytes = sizes.pixel_row_bytes if plan.uses_storage else sizes.sample_bytes
             return Choice(plan.uses_storage, False, 0.0, suffix_s, 0.0, 0.0, sizes.pixel_row_bytes, row_bytes, 0, 0, 0,
                           sizes.sample_bytes + sizes.pixel_row_bytes, step_bytes + sizes.input_row_bytes)  # fmt: skip
@@ -185,14 +200,14 @@ class Pricing:
                              f"{', '.join(node.prefix_s) or 'none'}"])  # fmt: skip
         raw_bytes = cut.row_bytes
         return Choice(
-            near=True,
+            near=plan.uses_storage,
             prefix=True,
             prefix_s=_measured(node.prefix_s[plan.precision], cut, "the prefix"),
             suffix_s=suffix_s,
             encode_s=_rate_of(node.encode_s_per_byte, plan.codec) * raw_bytes,
             decode_s=_rate_of(trainer.decode_s_per_byte, plan.codec) * raw_bytes,
             raw_bytes=raw_bytes,
-            row_bytes=wire_row_bytes(plan.codec, cut.boundary),
+            row_bytes=wire_row_bytes(plan.codec, cut.boundary) if plan.uses_storage else sizes.sample_bytes,
             upload_bytes=cut.prefix_bytes,
             fixed_bytes=_at(node.fixed_bytes, cut, cut.prefix_bytes),
             infer_bytes=_at(node.row_bytes, cut, raw_bytes + sizes.input_row_bytes),
@@ -205,6 +220,7 @@ class Pricing:
         job, rows = self.job, self._chunk_rows(knobs)
         work = self.work(knobs, choice)
         loads, first_chunk_s, busy_s = self._near(knobs, work) if choice.near else self._alone(knobs, work)
+        loads += self._own(knobs, work) if choice.near and work.share else []
         trainer = self._trainer(work)
         feed_s = most(work.receive_s / self.rig.trainer.capacity, *(s for _, _, s in loads))
         step_s = most(*(s for kind, _, s in trainer if kind != TRAINER))
@@ -223,7 +239,7 @@ class Pricing:
         fill_s = most(first_chunk_s, rows * feed_s) + (whole - rows) * feed_s
         flow_s = (job.num_samples - whole) * most(*(s for _, _, s in loads))
         drain_s = whole * step_s
-        setup_s = self._setup_s(choice)
+        setup_s = self._setup_s(choice) + (OWN_START_S if work.share and self.job.counts_setup else 0.0)
         total_s = setup_s + job.num_epochs * (fill_s + flow_s + drain_s)
         return Priced(work, tuple(loads), fill_s, flow_s, drain_s, setup_s, total_s, self._memory(knobs, choice),
                       busy_s)  # fmt: skip
@@ -235,18 +251,33 @@ class Pricing:
         group_rows = min(knobs.node_batch, chunk_rows)
         loop_s = trainer.step_s / self.job.first_batch + (0.0 if choice.prefix else trainer.finish_s)
         receive_s = trainer.receive_s_per_chunk / chunk_rows
-        if not choice.near:
-            down_bytes = choice.row_bytes + sizes.fetch_down_bytes
-            receive_s += trainer.fetch_s + trainer.fetch_s_per_byte * down_bytes + trainer.decode_s
-            return Work(node.serve_s, 0.0, receive_s, loop_s, choice.suffix_s, down_bytes, sizes.fetch_up_bytes)
-        framing_bytes = sizes.row_extra_bytes + sizes.group_bytes / group_rows + sizes.chunk_bytes / chunk_rows
-        down_bytes = choice.row_bytes + framing_bytes
-        up_bytes = sizes.request_row_bytes + sizes.request_chunk_bytes / chunk_rows
+        stored_bytes = sizes.sample_bytes + sizes.fetch_down_bytes
+        fetch_s = trainer.fetch_s + trainer.fetch_s_per_byte * stored_bytes + trainer.decode_s
+        if not choice.near and not choice.prefix:
+            return Work(node.serve_s, 0.0, receive_s + fetch_s, loop_s, choice.suffix_s, stored_bytes,
+                        sizes.fetch_up_bytes)  # fmt: skip
         engine_s = choice.prefix_s + node.group_s / group_rows
+        framing_bytes = sizes.row_extra_bytes + sizes.group_bytes / group_rows + sizes.chunk_bytes / chunk_rows
+        receive_s = receive_s + trainer.receive_s_per_row + choice.decode_s
+        # The trainer's own node does what others do, on the trainer's cores; what it sends never leaves the machine.
+        here_bytes = choice.raw_bytes + framing_bytes
+        like_node_s = engine_s + choice.encode_s + node.chunk_s / chunk_rows + node.send_s_per_byte * here_bytes
+        own_s = fetch_s + (trainer.finish_s if choice.prefix else 0.0) + self._own_ratio * like_node_s
+        own_receive_s = own_s + trainer.receive_s_per_byte * here_bytes
+        own = {"own_s": own_s, "own_engine_s": self._own_ratio * engine_s, "own_bytes": stored_bytes}
+        if not choice.near:
+            return Work(node.serve_s, 0.0, receive_s + own_receive_s, loop_s, choice.suffix_s, stored_bytes,
+                        sizes.fetch_up_bytes, 1.0, **own)  # fmt: skip
+        share, down_bytes = knobs.host_share, choice.row_bytes + framing_bytes
+        up_bytes = sizes.request_row_bytes + sizes.request_chunk_bytes / chunk_rows
         node_s = node.read_s + node.decode_s + (node.finish_s if choice.prefix else 0.0) + node.chunk_s / chunk_rows
         node_s = node_s + engine_s + choice.encode_s + node.send_s_per_byte * down_bytes
-        receive_s = receive_s + trainer.receive_s_per_row + trainer.receive_s_per_byte * down_bytes + choice.decode_s
-        return Work(node_s, engine_s, receive_s, loop_s, choice.suffix_s, down_bytes, up_bytes)
+        receive_s = receive_s + (1 - share) * trainer.receive_s_per_byte * down_bytes + share * own_receive_s
+        return Work(node_s, engine_s, receive_s, loop_s, choice.suffix_s, down_bytes, up_bytes, share, **own)
+
+    def row_bytes(self, knobs: Plan, choice: Choice) -> Amount:
+        """Of a row on its way, or of a stored sample; the mean of both where the trainer makes some by itself."""
+        return (1 - knobs.host_share) * choice.row_bytes + knobs.host_share * self.profile.sizes.sample_bytes
 
     def _chunk_rows(self, knobs: Plan) -> int:
         return min(knobs.chunk_rows, self.job.num_samples)
@@ -264,7 +295,8 @@ class Pricing:
 
     def _window(self, knobs: Plan, choice: Choice) -> int:
         """Chunks under way or kept, as the feed sets it: for each worker one more than it has out, and one in use."""
-        return (knobs.prefetch + 1) * (len(self.rig.nodes) if choice.near else 1) + 1
+        workers = len(self.rig.nodes) + (knobs.host_share > 0) if choice.near else 1
+        return (knobs.prefetch + 1) * workers + 1 + more_ahead(knobs.host_share)
 
     def _under_way(self, knobs: Plan) -> int:
         """Rows that a node, or a trainer that decodes, has buffers for at once."""
@@ -294,13 +326,35 @@ class Pricing:
         busy_s: dict[str, Amount] = {}
         for each, times, own_s in own:
             # Nodes take chunks as they finish them, so each does as much of the work as its speed allows.
-            share = 1 / own_s / together
+            share = (1 - work.share) / own_s / together
             loads += [(kind, each, share * s) for kind, s in times.items()]
             busy_s |= dict.fromkeys(each.names, share * times[NODE])
         if port is not None:
-            loads.append((PORT_DOWN, None, work.down_bytes / port.down_bytes_per_s))
-            loads.append((PORT_UP, None, work.up_bytes / port.up_bytes_per_s))
+            loads.append((PORT_DOWN, None, work.mean_down_bytes / port.down_bytes_per_s))
+            loads.append((PORT_UP, None, (1 - work.share) * work.up_bytes / port.up_bytes_per_s))
+        elif work.share:  # nothing tells whether nodes and store come in by the same way, so they are taken to
+            whole = sum(len(each.names) * each.link.down_bytes_per_s for each in self._alike)
+            stored_s = work.share * work.own_bytes / self.rig.to_store.down_bytes_per_s
+            loads.append((PORT_DOWN, None, (1 - work.share) * work.down_bytes / whole + stored_s))
         return loads, first_chunk_s, busy_s
+
+    def _own(self, knobs: Plan, work: Work) -> _Loads:
+        """Loads of the trainer's own node, beside its part of the trainer's CPU."""
+        trainer, link, host = self.profile.trainer, self.rig.to_store, self.rig.trainer
+        rows, share = self._chunk_rows(knobs), work.share
+        lone_s = trainer.fetch_wait_s + 2 * link.latency_s
+        stored_s = work.own_bytes / link.down_bytes_per_s
+        chunk_s = lone_s + rows * (stored_s + work.own_s / host.capacity)
+        return [
+            (STORE_DOWN, None, share * stored_s),
+            (READS, None, share * lone_s / min(trainer.num_readers, self._under_way(knobs))),
+            self._own_engine(knobs, work),
+            (AHEAD, None, share * chunk_s / (knobs.prefetch * rows)),
+        ]
+
+    def _own_engine(self, knobs: Plan, work: Work) -> tuple[str, Alike | None, Amount]:
+        host = self.rig.trainer
+        return OWN, None, work.share * work.own_engine_s / (min(host.cores, self._groups(knobs)) * host.speed)
 
     def _chunk_s(self, knobs: Plan, work: Work, each: Alike) -> Amount:
         """From the request for a lone chunk until its rows are here: group after group, working while sending."""
@@ -338,6 +392,8 @@ class Pricing:
             loads.append((NODE, None, serve_s))
             busy_s = {name: serve_s for each in self._alike for name in each.names}
         decode_s = work.receive_s / self.rig.trainer.capacity
+        if work.share:
+            loads.append(self._own_engine(knobs, work))
         chunk_s = lone_s + rows * most(decode_s, *(s for _, _, s in loads)) + decode_s
         loads.append((AHEAD, None, chunk_s / (knobs.prefetch * rows)))
         return loads, chunk_s, busy_s
@@ -358,7 +414,7 @@ class Pricing:
         return loads
 
     def _setup_s(self, choice: Choice) -> Amount:
-        if not choice.prefix or not self.job.counts_setup:
+        if not choice.prefix or not choice.near or not self.job.counts_setup:
             return 0.0
         if self.job.setup_s is not None:
             return self.job.setup_s
@@ -379,7 +435,11 @@ class Pricing:
                 inferring = min(max(1, round(each.device.cores)), groups) * group_rows
                 need = self.profile.node.base_bytes + choice.fixed_bytes + inferring * choice.infer_bytes
                 found.append((NODE, each, need + under_way_bytes, each.device.memory_bytes))
-        else:
+        if knobs.host_share > 0 or (choice.prefix and not choice.near):
+            inferring = min(max(1, round(self.rig.trainer.cores)), groups) * group_rows
+            own_bytes = self.profile.node.base_bytes + choice.fixed_bytes + inferring * choice.infer_bytes
+            host_bytes = host_bytes + own_bytes + under_way_bytes
+        elif not choice.near:
             host_bytes = host_bytes + under_way_bytes
         step_bytes = self.job.first_batch * choice.step_bytes
         if self._on_accelerator and self.rig.accelerator is not None:

@@ -35,7 +35,8 @@ PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 ENGINE_CHOICES = (AUTO, *ENGINES)
 COMPRESSIONS = ("none", "lz4", "zstd")
 LIMITS: Mapping[str, tuple[int, int]] = {"node_batch": (1, 65536), "chunk_rows": (1, 1 << 20), "prefetch": (1, 256)}
-_MAY_BE_MISSING = ("engine",)  # plans of 0.1.0 that were written before it
+MOST_SHARE = 0.99  # a plan whose trainer does everything by itself says so by its stages
+_MAY_BE_MISSING = ("engine", "host_share")  # plans of 0.1.0 that were written before them
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Plan:
     chunk_rows: int = 64
     prefetch: int = 3
     engine: str = AUTO
+    host_share: float = 0.0  # of the chunks: those that the trainer makes by itself, beside the nodes
 
     @property
     def stages(self) -> dict[str, str]:
@@ -69,6 +71,16 @@ class Plan:
     def uses_storage(self) -> bool:
         """Does anything run on a node?"""
         return self.read == "storage"
+
+    @property
+    def has_prefix(self) -> bool:
+        """Have rows passed a part of the model when the loop gets them?"""
+        return self.cut > 0
+
+    @property
+    def uses_own(self) -> bool:
+        """Does a node beside the trainer do some or all of the work that others could do near the data?"""
+        return self.host_share > 0 or (self.has_prefix and not self.uses_storage)
 
     def to_json(self) -> dict[str, Any]:
         rest = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in STAGES}
@@ -103,6 +115,11 @@ def near_plan(cut: Cut, **changes: Any) -> Plan:
     return Plan(**{**tiers, "prefix": prefix, "cut": cut.index, "cut_name": cut.name, **changes})
 
 
+def here_plan(cut: Cut, **changes: Any) -> Plan:
+    """Everything on the trainer, with the part up to `cut` on an engine as nodes have one instead of in the loop."""
+    return Plan(cut=cut.index, cut_name=cut.name, **changes)
+
+
 def check(plan: Plan, cuts: Sequence[Cut], *, node_memory_bytes: int | None = None) -> None:
     """Raise one PlanError with everything that keeps this plan from being carried out on this model."""
     faults = _own_faults(asdict(plan))
@@ -114,7 +131,7 @@ def check(plan: Plan, cuts: Sequence[Cut], *, node_memory_bytes: int | None = No
     elif cut.name != plan.cut_name:
         faults.append(f"cut {plan.cut} is called {cut.name!r} in this model, {plan.cut_name!r} in the plan; "
                       "was the plan made for another model?")  # fmt: skip
-    elif plan.prefix == "storage" and not cut.legal:
+    elif plan.has_prefix and not cut.legal:
         faults.append(f"cut {cut.name!r} can't be used: {cut.why_not}")
     elif plan.prefix == "storage" and node_memory_bytes is not None:
         need = cut.prefix_bytes + plan.node_batch * (cuts[0].row_bytes + cut.row_bytes)
@@ -144,8 +161,19 @@ def _own_faults(values: Mapping[str, Any]) -> list[str]:
     cut, prefix = values.get("cut"), values.get("prefix")
     if cut is not None and cut < 0:
         faults.append(f"cut is {cut}; it must be 0 or more")
-    if cut is not None and cut > 0 and prefix not in (None, "storage"):
-        faults.append(f"the cut at {cut} needs the prefix on storage; it is on {prefix}")
+    if cut is not None and cut > 0 and prefix == "accelerator":
+        faults.append(f"the cut at {cut} needs the prefix on storage, or on host (an engine there); it is on {prefix}")
+    if cut is not None and cut > 0 and prefix == "host" and values.get("read") == "storage":
+        faults.append(f"the cut at {cut} needs the prefix where read is, on storage; it is on host")
+    share = values.get("host_share", 0.0)
+    if share and not 0 < share <= MOST_SHARE:
+        faults.append(f"host_share is {share}; it must lie between 0 and {MOST_SHARE} (a trainer that does all has "
+                      "read, decode, augment and prefix on host)")  # fmt: skip
+    if share and values.get("read", "storage") != "storage":
+        faults.append(f"host_share is {share}, but nothing is read on storage that it is a share of; leave it out")
+    if values.get("precision", "fp32") != "fp32" and (share or (cut and prefix == "host")):
+        faults.append(f"precision is {values['precision']}, and what the trainer runs by itself is fp32; leave out "
+                      "host_share, or use fp32")  # fmt: skip
     if cut == 0 and prefix == "storage":
         faults.append("the prefix is on storage but the cut is 0, in front of the first layer; choose a later cut")
     choices = {"precision": PRECISIONS, "codec": tuple(CODECS), "compression": COMPRESSIONS, "engine": ENGINE_CHOICES}
@@ -193,7 +221,9 @@ def _read(data: object) -> tuple[Plan | None, list[str]]:
             else:
                 values[field] = part[name]
     for each in fields(Plan):
-        wanted = int if each.type == "int" else str
+        wanted = {"int": int, "float": float}.get(str(each.type), str)
+        if each.name in values and wanted is float and type(values[each.name]) is int:
+            values[each.name] = float(values[each.name])
         if each.name in values and type(values[each.name]) is not wanted:
             faults.append(f"{each.name} is {values.pop(each.name)!r}; it must be {wanted.__name__}")
     faults += _own_faults(values)

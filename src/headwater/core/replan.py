@@ -182,7 +182,7 @@ class Replanner:
         """
         (device,) = (each for each in self._rig.nodes if each.name == name)
         node = self._profile.node
-        timed_s = node.decode_s + (node.finish_s if self._plan.prefix == "storage" else 0.0) + self._work.engine_s
+        timed_s = node.decode_s + (node.finish_s if self._plan.has_prefix else 0.0) + self._work.engine_s
         alone_s = timed_s / device.speed
         beside_all_s = max(alone_s, num_threads * max(self._work.node_s / device.capacity, self._shared_s))
         as_believed_s = min(max(thread_s, alone_s), beside_all_s)

@@ -1,12 +1,13 @@
 """The planner: which plan to carry out.
 
 Owns `search` and the rule that ranks plans. Every legal cut it is given, with every codec and precision that is
-allowed, "move only decoded pixels" and "move nothing" are priced, each with every setting of the knobs below.
+allowed, "move only decoded pixels" and "move nothing" are priced, each with every setting of the knobs below; where the
+trainer can read the data, also every cut with an engine beside the trainer, and with a share of the work on each side.
 
 The rule. Plans that take at most 2 % longer than the fastest count as equal, since no estimate is better than that.
-Among them "move nothing" comes first: work that stays where it was can't go wrong. Then the fewest bytes a row on the
-wire; then the least node memory, the earlier cut, the fewest rows ahead. So the winner is never estimated slower than
-moving nothing.
+Among them "move nothing" comes first: work that stays where it was can't go wrong. Then the smallest share of the
+trainer's own; then the fewest bytes a row on the wire, the least node memory, the earlier cut, the fewest rows ahead.
+So the winner is never estimated slower than moving nothing.
 
 A chunk is one group, so that chunks end one after the other. Groups of fewer than 16 rows and fewer than three chunks
 ahead are only tried where memory leaves nothing else: a run needs some slack for moments that no average shows.
@@ -25,9 +26,10 @@ from headwater.core.codecs import CODECS
 from headwater.core.cost import Estimate, estimate_with
 from headwater.core.cut import Cut
 from headwater.core.loads import Choice, JobSize, Pricing, stack
-from headwater.core.plan import PRECISIONS, Plan, near_plan
+from headwater.core.plan import PRECISIONS, Plan, here_plan, near_plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Rig
+from headwater.core.share import SHARES
 from headwater.errors import ConfigError, PlanError
 
 EQUAL = 0.02
@@ -38,6 +40,7 @@ STEADY_AHEAD = 3  # chunks: one being sent, one worked on, one waiting
 STEADY_BATCH = 16  # assumed, not measured: below it the fixed cost of a group weighs most, and is known least
 
 NOTHING, PIXELS, PREFIX = "move nothing", "move decoded pixels", "run the prefix near the data"
+HERE = "run the prefix here, on an engine"
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,10 @@ class Ranking:
         """Two sentences: what was chosen and what limits it."""
         best = self.best
         text = placement(best.plan)
-        if best.plan.prefix == "storage":
+        if best.plan.has_prefix:
             text += f", up to {best.plan.cut_name}"
+        if best.plan.host_share:
+            text += f", and {100 * best.plan.host_share:.3g} % of the pictures here"
         if self.nothing is not None and best is not self.nothing:
             text += f", an estimated {self.nothing.total_s / best.total_s:.3g} times as fast as moving nothing"
         return f"{text[0].upper()}{text[1:]}. {best.explain()[0].upper()}{best.explain()[1:]}"
@@ -74,7 +79,9 @@ class Ranking:
 
 def placement(plan: Plan) -> str:
     """What a plan moves, in words."""
-    return PREFIX if plan.prefix == "storage" else PIXELS if plan.uses_storage else NOTHING
+    if plan.has_prefix:
+        return PREFIX if plan.uses_storage else HERE
+    return PIXELS if plan.uses_storage else NOTHING
 
 
 def search(
@@ -98,10 +105,10 @@ def search(
         except PlanError as error:
             dropped.append(Dropped(plan, "; ".join(error.faults)))
     table = _Table()
-    for kind in (NOTHING, PIXELS, PREFIX):
+    for kind in (NOTHING, PIXELS, PREFIX, HERE):
         alike = [(plan, choice) for plan, choice in measured if placement(plan) == kind]
         if alike:
-            table.add(pricing, [plan for plan, _ in alike], stack([choice for _, choice in alike]))
+            table.add(pricing, [plan for plan, _ in alike], stack([choice for _, choice in alike]), can_share(rig))
     dropped += [_why_dropped(pricing, plan) for plan in table.too_large()]
     if table.is_empty:
         raise PlanError([f"no plan can be carried out ({len(dropped)} tried)", *_reasons(dropped)])
@@ -148,13 +155,24 @@ def choices(
             for precision in precisions:
                 for codec in codecs:
                     yield near_plan(cut, codec=codec, precision=precision, **rest, **knobs)
+            if can_share(rig) and "fp32" in precisions:
+                yield here_plan(cut, **rest, **knobs)
 
 
-def settings(choice: Plan) -> Iterator[Plan]:
-    """A choice with every setting of the knobs."""
+def can_share(rig: Rig) -> bool:
+    """Whether the trainer can do what nodes do: it reads the data, and its cores are not theirs anyway."""
+    return rig.trainer_reads and not rig.shared_cores and bool(rig.nodes)
+
+
+def settings(choice: Plan, shared: bool = False) -> Iterator[Plan]:
+    """A choice with every setting of the knobs; `shared` if the trainer may do a share of it."""
     for rows in NODE_BATCHES:
         for prefetch in PREFETCH:
-            yield replace(choice, node_batch=rows, chunk_rows=rows, prefetch=prefetch)
+            plan = replace(choice, node_batch=rows, chunk_rows=rows, prefetch=prefetch)
+            yield plan
+            if shared and plan.uses_storage and plan.precision == "fp32" and not _unsteady(plan):
+                for share in SHARES:
+                    yield replace(plan, host_share=share)
 
 
 def sweep(cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize, *, like: Plan) -> tuple[Estimate, ...]:
@@ -167,21 +185,25 @@ def sweep(cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize, *, like
 
 _Columns = dict[str, npt.NDArray[Any]]
 # The rule's order, after time; the last ones only make it complete.
-_RULE = ("moves", "row_bytes", "unsteady", "node_bytes", "cut", "rows_ahead", "precision", "codec", "node_batch",
-         "prefetch")  # fmt: skip
+_RULE = ("moves", "share", "row_bytes", "unsteady", "node_bytes", "cut", "rows_ahead", "precision", "codec",
+         "node_batch", "prefetch")  # fmt: skip
 
 
 def _columns(plans: Sequence[Plan]) -> _Columns:
     """What the rule needs to know of plans beside what they cost."""
     codecs, precisions = list(CODECS), list(PRECISIONS)
     rows = [
-        (placement(plan) != NOTHING, (plan.node_batch < STEADY_BATCH) + (plan.prefetch < STEADY_AHEAD), plan.cut,
+        (placement(plan) != NOTHING, round(1e6 * plan.host_share), _unsteady(plan), plan.cut,
          plan.prefetch * plan.chunk_rows, precisions.index(plan.precision), codecs.index(plan.codec), plan.node_batch,
          plan.prefetch)
         for plan in plans
     ]  # fmt: skip
-    names = ("moves", "unsteady", "cut", "rows_ahead", "precision", "codec", "node_batch", "prefetch")
+    names = ("moves", "share", "unsteady", "cut", "rows_ahead", "precision", "codec", "node_batch", "prefetch")
     return dict(zip(names, np.array(rows, np.int64).reshape(-1, len(names)).T, strict=True))
+
+
+def _unsteady(plan: Plan) -> int:
+    return (plan.node_batch < STEADY_BATCH) + (plan.prefetch < STEADY_AHEAD)
 
 
 def _pick(columns: _Columns) -> int:
@@ -198,16 +220,17 @@ class _Table:
         self._knobs: list[Plan] = []
         self._parts: list[_Columns] = []
 
-    def add(self, pricing: Pricing, plans: list[Plan], choice: Choice) -> None:
+    def add(self, pricing: Pricing, plans: list[Plan], choice: Choice, shared: bool) -> None:
         """Price many choices of one placement with every setting of the knobs."""
+        fp32 = np.array([plan.precision == "fp32" for plan in plans])
         first = len(self._choices)
         self._choices += plans
         of_choice = {name: column for name, column in _columns(plans).items() if name in _OF_CHOICE}
-        for knobs in settings(plans[0]):
+        for knobs in settings(replace(plans[0], precision="fp32"), shared):
             priced = pricing.price(knobs, choice)
-            fits = np.flatnonzero(np.broadcast_to(priced.fits, len(plans)))
-            of_knobs = {**_columns([knobs]), "total_s": priced.total_s, "row_bytes": np.rint(choice.row_bytes),
-                        "node_bytes": np.rint(priced.node_bytes)}  # fmt: skip
+            fits = np.flatnonzero(np.broadcast_to(priced.fits, len(plans)) & (fp32 if knobs.host_share else True))
+            of_knobs = {**_columns([knobs]), "total_s": priced.total_s, "node_bytes": np.rint(priced.node_bytes),
+                        "row_bytes": np.rint(pricing.row_bytes(knobs, choice))}  # fmt: skip
             columns = {name: np.broadcast_to(column, len(plans)) for name, column in (of_knobs | of_choice).items()}
             columns["choice"] = first + np.arange(len(plans))
             columns["knobs"] = np.full(len(plans), len(self._knobs))
@@ -234,7 +257,8 @@ class _Table:
     def plan(self, columns: _Columns, row: int) -> Plan:
         knobs = self._knobs[int(columns["knobs"][row])]
         chosen = self._choices[int(columns["choice"][row])]
-        return replace(chosen, node_batch=knobs.node_batch, chunk_rows=knobs.chunk_rows, prefetch=knobs.prefetch)
+        return replace(chosen, node_batch=knobs.node_batch, chunk_rows=knobs.chunk_rows, prefetch=knobs.prefetch,
+                       host_share=knobs.host_share)  # fmt: skip
 
     def of(self, kind: str) -> _Columns:
         """The plans of one placement."""

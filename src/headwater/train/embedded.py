@@ -51,6 +51,10 @@ class EmbeddedNode:
         self.address: str = said["address"]
         self.pid = self._process.pid
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
     def close(self) -> None:
         """End the process and wait for it."""
         self._end()

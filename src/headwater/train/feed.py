@@ -51,18 +51,20 @@ class Feed:
         arrived: Callable[[Reply], None] = lambda reply: None,
         able: Callable[[int], Collection[str]] | None = None,
         more_ahead: int = 0,
+        own: str | None = None,
+        is_own: Callable[[int], bool] = lambda chunk: False,
     ) -> None:
         """`chunk` makes the request for a worker; `able` names the workers that can do a chunk (all, without it).
 
         `arrived` is told of every chunk's reply when it comes, in whatever order. `more_ahead` chunks may wait for
-        their turn beyond the usual.
+        their turn beyond the usual. `own` is the worker beside this process; `is_own` says which chunks it shall do.
         """
         self._workers = workers
         self._chunk = chunk
         self._patience_s = patience_s
         self._arrived = arrived
         window = (per_worker + 1) * len(workers) + 1 + more_ahead
-        self._machine = Dispatch(num_chunks, window=window, per_node=per_worker, able=able)
+        self._machine = Dispatch(num_chunks, window=window, per_node=per_worker, able=able, own=own, is_own=is_own)
         self._wake = threading.Condition()
         self._tasks: dict[str, queue.SimpleQueue[int | None]] = {name: queue.SimpleQueue() for name in workers}
         self._kept: dict[int, Reply] = {}

@@ -27,6 +27,7 @@ from headwater.core.plan import PRECISIONS, Plan, near_plan
 from headwater.core.precision import FULL, TOLERANCE, Deviation, allowed
 from headwater.core.profile import Profile
 from headwater.core.search import Ranking, search
+from headwater.data.cores import usable_cores
 from headwater.data.holdings import Holdings, unite
 from headwater.data.layouts import list_samples, root_of
 from headwater.data.samples import Samples
@@ -45,7 +46,8 @@ from headwater.progress import Progress
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.loader import Loader
-from headwater.train.measure import Measured, measure, measure_here
+from headwater.train.measure import Measured, measure, measure_here, trainers_here
+from headwater.train.own import OwnNode
 from headwater.train.source import Counts, Setting, Source, rest_fault
 from headwater.train.watch import Switch, Watch
 
@@ -97,13 +99,17 @@ class Job:
     def describe(self) -> str:
         """In one line: what moves, where the model is cut, and what a picture weighs on its way."""
         plan, stored = self.plan, float(self.samples.sizes.mean())
-        if not plan.uses_storage:
+        if not plan.uses_storage and not plan.has_prefix:
             return f"nothing moves; pictures are read as stored ({stored:,.0f} bytes each)"
-        if plan.prefix != "storage":
-            row = self._source.row_bytes
-            return f"pictures are decoded near the data ({row:,} bytes each; {stored:,.0f} as stored)"
-        text = (f"the model is cut at {plan.cut_name}; rows travel as {plan.codec} ({self._source.row_bytes:,} bytes "
-                f"each; {stored:,.0f} as stored)")  # fmt: skip
+        row = self._source.row_bytes
+        share = f"; {100 * plan.host_share:.3g} % of the pictures are read and done here" if plan.host_share else ""
+        if not plan.uses_storage:
+            return (f"pictures are read as stored ({stored:,.0f} bytes each); an engine beside the trainer runs the model "
+                    f"up to {plan.cut_name}")  # fmt: skip
+        if not plan.has_prefix:
+            return f"pictures are decoded near the data ({row:,} bytes each; {stored:,.0f} as stored){share}"
+        text = (f"the model is cut at {plan.cut_name}; rows travel as {plan.codec} ({row:,} bytes each; {stored:,.0f} "
+                f"as stored){share}")  # fmt: skip
         if plan.precision != FULL:
             error = self.deviations.get(plan.precision, "error not measured")
             text += f"; the prefix runs in {plan.precision}: {error}"
@@ -115,7 +121,7 @@ class Job:
         From then on the plan is pinned: nothing is watched any more. Raises, and changes nothing, if the plan
         can't be carried out.
         """
-        if plan.precision not in (FULL, *self.deviations) and plan.prefix == "storage":
+        if plan.precision not in (FULL, *self.deviations) and plan.has_prefix:
             self.deviations[plan.precision] = self._source.deviation(plan, self.model)
         if self._watch is not None:
             self._watch.close()
@@ -249,6 +255,8 @@ def near(
             _check_norms(model)
         setting = Setting(captured, all_cuts, pipeline, rest, samples, clients, seed, patience_s,
                           min(memories, default=None), progress, holdings=holdings, views=views)  # fmt: skip
+        if nodes is not None and holdings is None:
+            setting.start_own = partial(OwnNode, root_of(url), max(1, round(usable_cores() / trainers_here(world))))
         ranking, measured, codecs = None, None, tuple(dict.fromkeys(("raw", codec)))
         precisions: tuple[str, ...] = (FULL,)
         deviations = dict[str, Deviation]()
@@ -275,7 +283,7 @@ def near(
         # Before the nodes go: an iterator that somebody still holds must not wait for them.
         stack.callback(source.close)
         watch, joined = None, NearModel(captured)
-        if measured is None and chosen.prefix == "storage" and (chosen.precision, precision) != (FULL, FULL):
+        if measured is None and chosen.has_prefix and (chosen.precision, precision) != (FULL, FULL):
             deviations |= _settle(source, joined, chosen, precision, tolerance)
         if measured is not None:
             source.warm()
@@ -379,7 +387,7 @@ def _plan(
     """The plan that was given, or the one that moves the fewest bytes."""
     if plan is not None:
         given = plan if isinstance(plan, Plan) else _read_plan(plan)
-        if has_rest and given.prefix == "storage":
+        if has_rest and given.has_prefix:
             raise rest_fault(given.cut_name)
         return given
     if has_rest:

@@ -209,7 +209,7 @@ def measure(
                **watts.get("node", {}))
         for client, hello, speed in zip(clients, hellos, speeds, strict=True)
     )  # fmt: skip
-    beside = _trainers_here(world)
+    beside = trainers_here(world)
     trainer = Device("trainer", cores=usable_cores() / beside, memory_bytes=memory_bytes() // beside, speed=own_speed,
                      **watts.get("trainer", {}))  # fmt: skip
     accelerator = None
@@ -225,7 +225,7 @@ def measure(
     return Measured(profile, rig, shipped, missing, tuple(cuts))
 
 
-def _trainers_here(world: int) -> int:
+def trainers_here(world: int) -> int:
     """How many of the job's trainers share this machine, as torchrun tells it."""
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
     return min(int(told), world) if told.isdigit() and int(told) > 0 else 1

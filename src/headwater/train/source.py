@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -28,6 +29,7 @@ from headwater.core.cut import Cut
 from headwater.core.pieces import Pieces
 from headwater.core.plan import Plan, check
 from headwater.core.precision import FULL, Deviation
+from headwater.core.share import is_own, more_ahead
 from headwater.core.spec import Boundary
 from headwater.core.tuning import AUTO
 from headwater.data.holdings import Holdings
@@ -46,6 +48,7 @@ from headwater.train.feed import Feed
 from headwater.train.host import HostWorker
 from headwater.train.inline import InlineWorker
 from headwater.train.inorder import in_order
+from headwater.train.own import OwnNode
 from headwater.train.precision import calibrated, check_possible, deviation, spread_out
 from headwater.train.reply import Reply, Worker
 
@@ -105,6 +108,7 @@ class Setting:
     shipped: Shipped | None = None
     holdings: Holdings | None = None  # where nodes have disks of their own
     views: int = 0  # after so many epochs the random draws come round again; 0: never
+    start_own: Callable[[], OwnNode] | None = None  # where the trainer can do what nodes do; they are elsewhere
     counts: Counts = field(default_factory=Counts)
 
 
@@ -120,6 +124,7 @@ class Source:
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self._closed = Event()
         self._host: HostWorker | None = None
+        self._own: OwnNode | None = None
         self._waiting_since: float | None = None
         self._steps: deque[tuple[float, float]] = deque(maxlen=MAX_STEPS)  # when one ended, seconds a row of it
         self._free = Event()  # cleared while nothing may be asked for
@@ -177,18 +182,18 @@ class Source:
     def _warm(self, carried: _Carried) -> list[threading.Thread]:
         """A row from each node. What goes wrong with that is the feed's business, once rows are wanted."""
         given = self._setting
-        if carried.plan.prefix != "storage":
+        if not carried.plan.has_prefix:
             return []
 
-        def ask(client: NodeClient) -> None:
-            refs = spread_out(given.samples, 1, given.holdings, client.name)
+        def ask(worker: Worker) -> None:
+            refs = spread_out(given.samples, 1, given.holdings, worker.name)
             try:
-                client.rows(Chunk(carried.extraction, "probe", given.seed, 0, 0, refs, reuse=False), self._closed)
+                worker.rows(Chunk(carried.extraction, "probe", given.seed, 0, 0, refs, reuse=False), self._closed)
             except HeadwaterError as error:
-                log.info("%s has not loaded the prefix yet: %s", client.name, error)
+                log.info("%s has not loaded the prefix yet: %s", worker.name, error)
 
-        threads = [threading.Thread(target=ask, args=(client,), name=f"warm-{client.name}", daemon=True)
-                   for client in given.clients]  # fmt: skip
+        threads = [threading.Thread(target=ask, args=(worker,), name=f"warm-{name}", daemon=True)
+                   for name, worker in carried.workers.items()]  # fmt: skip
         for thread in threads:
             thread.start()
         return threads
@@ -266,8 +271,8 @@ class Source:
 
     @property
     def read_bytes(self) -> int:
-        """Of samples that were read here, where nothing moves."""
-        return 0 if self._host is None else self._host.read_bytes
+        """Of samples that were read here."""
+        return sum(each.read_bytes for each in (self._host, self._own) if each is not None)
 
     def open(self, epoch: int, ids: np.ndarray) -> Opened:
         """The rows of these samples, in this order."""
@@ -285,13 +290,15 @@ class Source:
         """Wake whoever waits for rows, and let go of everything; the nodes' connections are not ours."""
         with self._lock:
             self._closed.set()
-            feeds, host = list(self._feeds), self._host
+            feeds, host, own = list(self._feeds), self._host, self._own
         for client in self._setting.clients:
             client.stop(self._closed)
         for feed in feeds:
             feed.close()
         if host is not None:
             host.close()
+        if own is not None:
+            own.close()
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -317,6 +324,8 @@ class Source:
         if holdings is not None and groups is not None:
             holders = [holdings.holders[groups[pieces.entries(index)[0]]] for index in range(len(pieces))]
             options = {"able": holders.__getitem__, "more_ahead": len(holdings.holders)}
+        if share := carried.plan.host_share:
+            options = {"own": OwnNode.name, "is_own": partial(is_own, share=share), "more_ahead": more_ahead(share)}
         feed = Feed(carried.workers, len(pieces), chunk, per_worker=carried.plan.prefetch,
                     patience_s=self._setting.patience_s, arrived=self._note_arrival, **options)  # fmt: skip
         self._feeds.add(feed)
@@ -366,12 +375,15 @@ class Source:
         """Everything that can be wrong with a plan is found here, before any row is asked for."""
         given = self._setting
         check(plan, given.cuts, node_memory_bytes=given.node_memory_bytes)
-        if given.rest and plan.prefix == "storage":
+        if given.rest and plan.has_prefix:
             raise rest_fault(plan.cut_name)
-        if plan.prefix != "storage" and plan.codec != "raw":
+        if plan.uses_own and given.clients and given.start_own is None:
+            raise PlanError(["the trainer shall make rows by itself (host_share, or a cut with the prefix on host) and "
+                             "can't: its node is beside it anyway, or the data is on nodes' own disks"])  # fmt: skip
+        if not plan.has_prefix and plan.codec != "raw":
             warnings.warn(f"codec {plan.codec!r} has nothing to do: rows are pixels, which travel as they are",
                           stacklevel=2)  # fmt: skip
-        if plan.prefix == "storage" and (plan.precision, plan.engine) != (FULL, AUTO):
+        if plan.has_prefix and (plan.precision, plan.engine) != (FULL, AUTO):
             if not given.clients:
                 raise PlanError([f'nodes="inline" computes with PyTorch in fp32; the plan wants {plan.precision} and '
                                  f"the engine {plan.engine}"])  # fmt: skip
@@ -379,10 +391,11 @@ class Source:
         cut = given.cuts[plan.cut]
         digest, outputs = None, None
         boundary: Boundary = (given.pipeline.pixel_spec,)
-        if plan.prefix == "storage":
+        shipped = None
+        if plan.has_prefix:
             boundary = cut.boundary
             if given.clients:
-                shipped = self._ship(cut)
+                shipped = self._ship(cut, given.clients if plan.uses_storage else ())
                 digest, outputs = shipped.digest, shipped.names_at(cut)
         extraction = Extraction(given.samples.url, given.pipeline, digest, boundary, plan.precision, plan.codec,
                                 plan.compression, plan.node_batch, outputs, plan.engine)  # fmt: skip
@@ -391,10 +404,12 @@ class Source:
                 extraction = calibrated(extraction, given.samples, given.seed, given.clients, given.holdings)
         inline, workers = None, dict[str, Worker]()
         if not given.clients:
-            prefix = _torch_prefix(given.captured, cut) if plan.prefix == "storage" else None
+            prefix = _torch_prefix(given.captured, cut) if plan.has_prefix else None
             inline = InlineWorker(open_store(given.samples.url), prefix)
-        elif plan.uses_storage:
-            workers = {client.name: client for client in given.clients}
+        elif plan.uses_storage or plan.uses_own:
+            workers = {client.name: client for client in given.clients} if plan.uses_storage else {}
+            if plan.uses_own:
+                workers[OwnNode.name] = self._own_node(shipped)
         elif given.holdings is not None:
             raise PlanError(["the data is on the nodes' own disks, so the trainer can't read it by itself; read near "
                              "the data (a plan with read, decode and augment on storage)"])  # fmt: skip
@@ -407,8 +422,27 @@ class Source:
             workers = {self._host.name: self._host}
         return _Carried(version, plan, extraction, _finish(plan, given.pipeline, given.rest), workers, inline)
 
-    def _ship(self, cut: Cut) -> Shipped:
-        """The file that has this cut, on every node."""
+    def _own_node(self, shipped: Shipped | None) -> OwnNode:
+        """The node beside this process, which has this file."""
+        given = self._setting
+        assert given.start_own is not None
+        if self._own is None:
+            with given.progress.step("starting a node beside the trainer"):
+                started = given.start_own()
+            with self._lock:
+                if not self._closed.is_set():
+                    self._own = started
+            if self._own is None:
+                started.close()
+                self._check_open()
+        assert self._own is not None
+        if shipped is not None:
+            self._own.needs(shipped.digest, shipped.path)
+        self._own.prepare()
+        return self._own
+
+    def _ship(self, cut: Cut, clients: Sequence[NodeClient]) -> Shipped:
+        """The file that has this cut, on each of these nodes."""
         given = self._setting
         shipped = given.shipped
         if shipped is None or cut.index not in shipped.cuts:
@@ -419,7 +453,7 @@ class Source:
             with given.progress.step(f"exporting the prefix up to {cut.name}"):
                 shipped = ship(given.captured, cut)
         away = []
-        for client in given.clients:
+        for client in clients:
             client.needs(shipped.digest, shipped.path)
             try:
                 if not client.has_prefix():
@@ -428,7 +462,7 @@ class Source:
             except UnreachableError as error:  # the feed asks it again and again, and sends the file when it is back
                 log.info("%s gets its prefix later: %s", client.name, error)
                 away.append(error)
-        if len(away) == len(given.clients):
+        if away and len(away) == len(clients):
             raise away[0]
         return shipped
 
@@ -463,7 +497,7 @@ def _torch_prefix(captured: Captured, cut: Cut) -> Callable[[np.ndarray], Sequen
 
 def _finish(plan: Plan, pipeline: Transforms, rest: list[Any]) -> Finish:
     """How a batch's arrays become what the user's loop gets."""
-    if plan.prefix == "storage":
+    if plan.has_prefix:
         return lambda tensors, ids: Rows(
             tuple(torch.from_numpy(tensor) for tensor in tensors), plan.cut, torch.from_numpy(ids)
         )

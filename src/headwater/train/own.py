@@ -1,0 +1,70 @@
+"""The trainer's own node as a worker: it does here what nodes do near the data, for the plan's share of the chunks.
+
+Owns `OwnNode`: a node process beside the trainer, started when a plan first asks for it, and again should it end. Its
+engine, transforms and codec are those of every node, so its rows are theirs. It keeps no rows on disk: nodes do.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from threading import Event
+
+from headwater.data.wire import Chunk
+from headwater.train.client import NodeClient
+from headwater.train.embedded import EmbeddedNode
+from headwater.train.reply import Reply
+
+
+class OwnNode:
+    """A node on this machine that reads the store over this machine's own link."""
+
+    name = "here"
+
+    def __init__(self, root: str, num_threads: int | None = None) -> None:
+        self._root, self._num_threads = root, num_threads
+        self._files: dict[str, Path] = {}
+        self._lock = threading.Lock()
+        self.read_bytes = 0  # of samples, so far
+        self._node, self._client = self._start()
+
+    def needs(self, digest: str, path: Path) -> None:
+        """The prefix that `prepare` makes sure of from now on."""
+        with self._lock:
+            self._files.pop(digest, None)
+            self._files[digest] = path  # as the last: what it needs now
+            self._client.needs(digest, path)
+
+    def prepare(self) -> None:
+        """Answer, or raise; a node that has ended is started anew."""
+        with self._lock:
+            if not self._node.is_alive:
+                self._let_go()
+                self._node, self._client = self._start()
+                for digest, path in self._files.items():
+                    self._client.needs(digest, path)
+            client = self._client
+        client.prepare()
+
+    def rows(self, chunk: Chunk, stopped: Event) -> Reply:
+        reply = self._client.rows(chunk, stopped)
+        read_bytes = sum(ref.size if ref.length < 0 else ref.length for ref in chunk.samples)
+        with self._lock:
+            self.read_bytes += read_bytes
+        return Reply(reply.good, reply.tensors, reply.bad, read_bytes)  # what came over a link: the stored samples
+
+    def stop(self, stopped: Event) -> None:
+        self._client.stop(stopped)
+
+    def close(self) -> None:
+        """Hang up and end the process."""
+        with self._lock:
+            self._let_go()
+
+    def _start(self) -> tuple[EmbeddedNode, NodeClient]:
+        node = EmbeddedNode(self._root, self._num_threads, cache_bytes=0)
+        return node, NodeClient(node.address)
+
+    def _let_go(self) -> None:
+        self._client.close()
+        self._node.close()
