@@ -1,6 +1,7 @@
 """Chunks reach the trainer once each and in order, whatever nodes do."""
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -9,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headwater.core import dispatch
 from headwater.core.dispatch import Assign, Deliver, Dispatch, Keep, Stop
+from headwater.core.share import is_own, more_ahead
 
 NODES = ("a", "b")
 
@@ -16,8 +18,11 @@ NODES = ("a", "b")
 class World:
     """A dispatch, the nodes around it, and what the trainer has seen."""
 
-    def __init__(self, num_chunks, window, per_node, failures=2, able=None):
-        self.machine = Dispatch(num_chunks, window=window, per_node=per_node, max_failures=failures, able=able)
+    def __init__(self, num_chunks, window, per_node, failures=2, able=None, is_own=None):
+        """With `is_own`, b is the trainer's own node."""
+        own = {} if is_own is None else {"own": "b", "is_own": is_own}
+        self.machine = Dispatch(num_chunks, window=window, per_node=per_node, max_failures=failures, able=able, **own)
+        self.is_own = is_own
         self.able = able or (lambda chunk: NODES)
         self.num_chunks, self.window, self.per_node = num_chunks, window, per_node
         self.up, self.ghosts, self.kept, self.seen, self.taken = set(), set(), [], [], 0
@@ -30,6 +35,8 @@ class World:
                 case Assign(node, chunk):
                     assert node in self.up
                     assert node in self.able(chunk)
+                    if self.is_own is not None and node == "b" and "a" in self.up and chunk not in self.out["a"]:
+                        assert self.is_own(chunk), "the trainer's own node took what others are for"
                     assert chunk not in self.out[node]
                     assert chunk < self.taken + self.window, "handed out beyond the window"
                     self.out[node].add(chunk)
@@ -98,18 +105,22 @@ class World:
                 self.apply(self.machine.taken())
 
     def state(self):
-        machine = {key: repr(value) for key, value in vars(self.machine).items() if key != "_able"}
+        machine = {key: repr(value) for key, value in vars(self.machine).items() if key not in ("_able", "_is_own")}
         return repr((sorted(self.up), sorted(self.ghosts), self.out, self.kept, self.seen, self.taken, machine))
 
 
-@pytest.mark.parametrize("able", [None, lambda chunk: NODES[chunk % 2 :]], ids=["all", "own disks"])
+@pytest.mark.parametrize(
+    ("able", "is_own"),
+    [(None, None), (lambda chunk: NODES[chunk % 2 :], None), (None, lambda chunk: chunk % 2 == 0)],
+    ids=["all", "own disks", "own node"],
+)
 @pytest.mark.parametrize("slow", [2.0, 0.0], ids=["", "everybody seems slow"])
 @pytest.mark.parametrize(("num_chunks", "window", "per_node", "depth"), [(3, 2, 1, 7), (3, 2, 2, 6), (2, 1, 1, 8)])
 def test_every_history_of_a_small_world_keeps_the_promises(
-    num_chunks, window, per_node, depth, slow, able, monkeypatch
+    num_chunks, window, per_node, depth, slow, able, is_own, monkeypatch
 ):
     monkeypatch.setattr(dispatch, "SLOW", slow)
-    frontier, known = [World(num_chunks, window, per_node, able=able)], set()
+    frontier, known = [World(num_chunks, window, per_node, able=able, is_own=is_own)], set()
     for _ in range(depth):
         following = []
         for world in frontier:
@@ -169,9 +180,13 @@ def test_a_faster_node_gets_more_chunks():
     assert 2 * count["slow"] < count["fast"] < 4 * count["slow"]
 
 
-def chunks_per_s(speeds, num_chunks=600, per_node=3, change=None):
-    """Virtual time: nodes work on one chunk after the other, `speeds` chunks a second; the trainer takes at once."""
-    machine = Dispatch(num_chunks, window=(per_node + 1) * len(speeds) + 1, per_node=per_node)
+def chunks_per_s(speeds, num_chunks=600, per_node=3, change=None, share=0.0):
+    """Virtual time: nodes work on one chunk after the other, `speeds` chunks a second; the trainer takes at once.
+
+    With a share, the node called own is the trainer's.
+    """
+    machine = Dispatch(num_chunks, window=(per_node + 1) * len(speeds) + 1 + more_ahead(share), per_node=per_node,
+                       own="own" if share else None, is_own=partial(is_own, share=share))  # fmt: skip
     queues, ends, now = {node: [] for node in speeds}, {}, 0.0
 
     def apply(decisions):
@@ -207,6 +222,21 @@ def test_a_slow_node_costs_no_more_than_what_it_can_not_do(num_nodes, speed, per
     rate = chunks_per_s(speeds, per_node=per_node)
     assert rate >= 0.93 * (num_nodes - 1)
     assert rate >= 0.85 * sum(speeds.values())
+
+
+@pytest.mark.parametrize("num_nodes", [1, 3])
+@pytest.mark.parametrize("share", [1 / 16, 3 / 16, 0.5, 13 / 16])
+def test_a_share_that_fits_the_speeds_has_both_sides_busy(share, num_nodes):
+    speeds = {"own": share * num_nodes / (1 - share), **{f"node-{number}": 1.0 for number in range(num_nodes)}}
+    assert chunks_per_s(speeds, share=share) >= 0.95 * sum(speeds.values())
+
+
+def test_an_own_node_that_is_slower_than_planned_leaves_its_chunks_to_the_others():
+    assert chunks_per_s({"own": 0.01, "node": 1.0}, share=0.5) >= 0.85
+
+
+def test_an_own_node_that_could_do_more_than_its_share_does_not():
+    assert chunks_per_s({"own": 100.0, "node": 1.0}, share=0.5) <= 2.1
 
 
 def test_equal_nodes_waste_nothing():

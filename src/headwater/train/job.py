@@ -104,8 +104,8 @@ class Job:
         row = self._source.row_bytes
         share = f"; {100 * plan.host_share:.3g} % of the pictures are read and done here" if plan.host_share else ""
         if not plan.uses_storage:
-            return (f"pictures are read as stored ({stored:,.0f} bytes each); an engine beside the trainer runs the model "
-                    f"up to {plan.cut_name}")  # fmt: skip
+            return (f"pictures are read as stored ({stored:,.0f} bytes each); an engine beside the trainer runs the "
+                    f"model up to {plan.cut_name}")  # fmt: skip
         if not plan.has_prefix:
             return f"pictures are decoded near the data ({row:,} bytes each; {stored:,.0f} as stored){share}"
         text = (f"the model is cut at {plan.cut_name}; rows travel as {plan.codec} ({row:,} bytes each; {stored:,.0f} "
