@@ -4,12 +4,14 @@ Claim: on a rig with links from 2 Mbit/s to 1 Gbit/s and a quarter or a whole co
 chosen from one profile runs within 5 % of the best cut in at least 95 % of the cases, and nowhere 15 % behind; and what
 it is estimated to take is within 15 % of what it takes, in the median over the cases.
 
-Every cut that the planner could have chosen is run with the knobs the planner would give it, "move decoded pixels" and
-"move nothing" as well. A cut is left out only where it can't be the best: where its bytes alone, at the measured rate
-of the link, take longer than a plan that was run; or where the node does all the work of an earlier cut and more, and
-with that one it was the node that limited, at less than two thirds of the best. Those that come near the best are run
-again, in rounds with the choice, and those that then seem ahead of the choice in some more. Only rates of the same
-round are compared, and the median of those ratios counts: the machine may be faster a minute later.
+Every cut that the planner could have chosen is run with the knobs that the planner would give it, a share of the work on
+the trainer among them; with the prefix on the trainer; "move decoded pixels" and "move nothing" as well. A choice that
+shares the work is also run with an eighth more and less of it on the trainer, and with none. A cut is left out only where
+it can't be the best: where its bytes alone, at the measured rate of the link, take longer than a plan that was run; or
+where the node does all the work of an earlier cut and more, and with that one it was the node that limited, at less than
+two thirds of the best. Those that come near the best are run again, in rounds with the choice, and those that then seem
+ahead of the choice in some more. Only rates of the same round are compared, and the median of those ratios counts: the
+machine may be faster a minute later.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from bench.result import Result
 from bench.rig import Host, Link, Rig, RigUp
 from bench.rig.remote import Remote
 from bench.rig.upload import upload
-from headwater.core.plan import Plan
+from headwater.core.plan import MOST_SHARE, Plan
 from headwater.core.search import placement
 
 SHARES = (0.25, 1.0)
@@ -52,6 +54,7 @@ SURELY = 0.02
 NO_LATER = 2 / 3  # of the best rate: a node that can't do this with one cut can't be the best with a later one
 IDLE = 0.7  # of its time or its rate: a trainer or a link that is busier may be what limits
 CODEC = "fp16"  # rows may travel so
+SHARE_STEP = 1 / 8
 
 
 def run(*, quick: bool, console: Console) -> Result:
@@ -98,6 +101,7 @@ def one_case(trainer: Remote, address: str, name: str, link: float, share: float
                  if number < QUICK_CUTS or Plan.from_json(plan).prefix != "storage"}  # fmt: skip
     plans[_key(choice)] = choice
     chosen_key = _key(choice)
+    plans |= {_key(each): each for each in other_shares(choice)}
     first = {chosen_key: measure(trainer, choice, 0.0)}  # what else there is, roughly
     bounded = {}
     no_later = math.inf  # rows a second that a node can't exceed from here on
@@ -106,15 +110,18 @@ def one_case(trainer: Remote, address: str, name: str, link: float, share: float
         if key == chosen_key:
             continue
         best, made = max(first.values()), Plan.from_json(plan)
-        by_link = found["link_bytes_per_s"] / estimates[key]["estimated"]["down_bytes_per_sample"]
-        at_most = min(by_link, no_later if made.prefix == "storage" else math.inf)
+        by_link = math.inf
+        if key in estimates:
+            by_link = found["link_bytes_per_s"] / estimates[key]["estimated"]["down_bytes_per_sample"]
+        nodes_part = 1 - made.host_share
+        at_most = min(by_link, no_later / nodes_part if made.prefix == "storage" else math.inf)
         if at_most < best:
             bounded[key] = at_most
             continue
         asked = ask_rate(trainer, plan, best, short=True)
         first[key] = asked["rate"]
         waits = asked["busy"] < IDLE and asked["rate"] < IDLE * by_link
-        if made.prefix == "storage" and waits and asked["rate"] < NO_LATER * best:
+        if made.prefix == "storage" and not made.host_share and waits and asked["rate"] < NO_LATER * best:
             no_later = min(no_later, asked["rate"] / NO_LATER)  # with what else a row costs, encoding and sending
     near = [key for key, rate in first.items() if rate >= NEAR * max(first.values()) and key != chosen_key]
     near = sorted(near, key=lambda key: -first[key])[: QUICK_NEAR if quick else MOST_NEAR]
@@ -182,15 +189,27 @@ def ask_rate(trainer: Remote, plan: dict[str, Any], best: float, short: bool = F
     return found
 
 
+def other_shares(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    """The choice with more and less of the work on the trainer, and with none."""
+    share = choice["host_share"]
+    if not share:
+        return []
+    return [{**choice, "host_share": each} for each in (0.0, share - SHARE_STEP, share + SHARE_STEP)
+            if each == 0.0 or 0 < each <= MOST_SHARE]  # fmt: skip
+
+
 def _key(plan: dict[str, Any]) -> str:
-    """A placement and a cut; the planner's codec and knobs for it come with it."""
-    return f"{placement(Plan.from_json(plan))} {plan['cut']['index']}"
+    """A placement, a cut and a share; the planner's codec and knobs for it come with it."""
+    return f"{placement(Plan.from_json(plan))} {plan['cut']['index']} {plan['host_share']}"
 
 
 def _words(plan: dict[str, Any]) -> str:
     made = Plan.from_json(plan)
     codec = "" if made.codec == "raw" else f" {made.codec}"
-    return made.cut_name + codec if made.prefix == "storage" else "pixels" if made.uses_storage else "nothing"
+    share = f", {100 * made.host_share:.3g} % here" if made.host_share else ""
+    if not made.uses_storage:
+        return f"{made.cut_name} here" if made.has_prefix else "nothing"
+    return (made.cut_name + codec if made.has_prefix else "pixels") + share
 
 
 def tell(case: dict[str, Any]) -> str:

@@ -1,0 +1,103 @@
+"""The trainer does a share of the work by itself: the same batches, whoever makes which, and whoever dies."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from tests.train.test_switching import network, outputs, start
+
+import headwater as hw
+from headwater.core.plan import here_plan, near_plan
+from headwater.errors import PlanError
+
+
+def cut_of(job, name):
+    return next(cut for cut in job.cuts if cut.name == name)
+
+
+def own_of(job):
+    """The process beside the trainer."""
+    return job._source._own._node._process
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for (output, labels), (wanted, wanted_labels) in zip(found, expected, strict=True):
+        assert torch.equal(labels, wanted_labels)
+        torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def expected(pictures):
+    with start(pictures, "inline") as job:
+        return outputs(job)
+
+
+@pytest.mark.parametrize(("share", "cut"), [(1 / 16, "0.3"), (0.5, "input"), (15 / 16, "0.3")])
+def test_batches_are_the_same_whatever_the_share(pictures, start_node, expected, share, cut):
+    with start(pictures, [start_node(pictures).address]) as job:
+        job.adopt(near_plan(cut_of(job, cut), chunk_rows=2, node_batch=2, host_share=share))
+        assert_same(outputs(job), expected)
+        assert job._source.read_bytes > 0, "nothing was done here"
+        process = own_of(job)
+    assert process.returncode is not None, "it outlives its job"
+
+
+def test_batches_are_the_same_where_the_trainer_does_all_of_it(pictures, start_node, expected):
+    with start(pictures, [start_node(pictures).address]) as job:
+        job.adopt(here_plan(cut_of(job, "0.3"), chunk_rows=3, node_batch=3))
+        before = job.counts.num_bytes
+        assert_same(outputs(job), expected)
+        stored = sum(path.stat().st_size for path in Path(pictures).rglob("*.jpg"))
+        assert job.counts.num_bytes - before == 2 * stored, "what is counted is what was read"
+        assert "an engine beside the trainer" in job.describe()
+
+
+@pytest.mark.parametrize("victim", ["own", "node"])
+def test_whoever_is_killed_the_batches_are_the_same(pictures, start_node, expected, victim):
+    node = start_node(pictures)
+    with start(pictures, [node.address]) as job:
+        job.adopt(near_plan(cut_of(job, "0.3"), chunk_rows=2, node_batch=2, prefetch=1, host_share=0.5))
+        first, found = own_of(job), []
+        with torch.no_grad():
+            for epoch in range(2):
+                for number, (x, y) in enumerate(job.loader):
+                    found.append((job.model(x), y))
+                    if (epoch, number) == (0, 1):
+                        os.kill(first.pid if victim == "own" else node.process.pid, signal.SIGKILL)
+        assert_same(found, expected)
+        job._source._own.prepare()  # as the feed does every second for those that are away
+        assert own_of(job).poll() is None
+        assert (own_of(job) is not first) == (victim == "own"), "it is started anew, or never ended"
+
+
+def test_the_planner_may_take_it_and_says_so(pictures, start_node):
+    with start(pictures, [start_node(pictures).address]) as job:
+        job.adopt(near_plan(cut_of(job, "0.3"), host_share=0.25))
+        assert "25 % of the pictures are read and done here" in job.describe()
+
+
+def test_where_the_node_is_beside_the_trainer_anyway_a_share_is_refused(pictures):
+    with start(pictures, None) as job, pytest.raises(PlanError, match="beside it anyway"):
+        job.adopt(near_plan(cut_of(job, "0.3"), host_share=0.5))
+
+
+def test_a_share_can_be_resumed_in_the_middle(pictures, start_node, expected):
+    address = start_node(pictures).address
+    with start(pictures, [address]) as job:
+        plan = near_plan(cut_of(job, "0.3"), chunk_rows=2, node_batch=2, host_share=0.5)
+        job.adopt(plan)
+        batches = iter(job.loader)
+        found = []
+        with torch.no_grad():
+            for _ in range(2):
+                x, y = next(batches)
+                found.append((job.model(x), y))
+        state = job.loader.state_dict()
+        batches.close()
+    with hw.near(network(), pictures, transforms=job._source._setting.pipeline, nodes=[address], batch_size=4, seed=3,
+                 plan=plan) as job:  # fmt: skip
+        job.loader.load_state_dict(state)
+        assert_same(found + outputs(job), expected)
