@@ -76,7 +76,10 @@ def show(job: Job, console: Console) -> None:
         cut, precision = (each.plan.cut_name, each.plan.precision) if each.plan.cut else ("", "")
         joules = sum(each.energy_j.values()) / (each.job.num_samples * each.job.num_epochs)
         energy = [f"{joules:.3g}"] if has_energy else []
-        table.add_row(place, placement(each.plan), cut, precision, f"{each.samples_per_s:,.1f}",
+        what = placement(each.plan)
+        if each.plan.host_share:
+            what += f", {100 * each.plan.host_share:.3g} % of it here"
+        table.add_row(place, what, cut, precision, f"{each.samples_per_s:,.1f}",
                       f"{each.down_bytes:,.0f}", *energy, each.limiting)  # fmt: skip
     console.print(table)
     if has_energy:
