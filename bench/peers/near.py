@@ -34,7 +34,9 @@ class Near:
             **OPTIONS,
         )
         plan = self._job.plan
-        crosses = "features" if plan.prefix == "storage" else "pixels" if plan.uses_storage else "JPEGs"
+        crosses = "JPEGs" if not plan.uses_storage else "features" if plan.has_prefix else "pixels"
+        if plan.host_share:
+            crosses += f", {100 * plan.host_share:.3g} % made here,"
         return {
             "plan_s": time.perf_counter() - start,
             "plan": f"{crosses} at {plan.cut_name}, {plan.codec}, {plan.node_batch}/{plan.chunk_rows}/{plan.prefetch}",

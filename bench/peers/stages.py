@@ -21,6 +21,7 @@ import obstore
 from obstore.store import from_url
 
 from bench.peers.common import BATCH, BUCKET, TRANSFORMS
+from headwater.core.share import SHARES
 from headwater.core.tuning import BATCHES
 from headwater.node import engines
 from headwater.node.onnxfile import up_to
@@ -58,6 +59,8 @@ class Stages:
     fetch_s: float  # trainer's core
     pixels_s: float  # trainer's core
     forward_s: float  # trainer's core: floats and the frozen part in eager PyTorch
+    far_floats_s: float  # trainer's core, in front of an engine there
+    far_prefix_s: float  # trainer's core: the engine and number of rows that are fastest there, one thread
     step_s: float  # trainer's core: the head's step
     send_s_per_byte: float  # storage core: a plain TCP stream
     receive_s_per_byte: float  # trainer's core
@@ -90,7 +93,9 @@ def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
     - all on the trainer: JPEGs cross; the storage core serves, the trainer fetches, decodes, and runs the whole model;
     - pixels from the node: decoded pictures cross as bytes; the trainer runs the whole model;
     - features from the node, for each cut: what is alive there crosses as fp16; the node runs what is in front of it,
-      the trainer the rest. A cut in the middle uses both cores, and can beat the last one where the link is fast.
+      the trainer the rest. A cut in the middle uses both cores, and can beat the last one where the link is fast;
+    - both of the latter with a share of the pictures, in sixteenths, that cross as JPEGs and are made on the trainer,
+      by an engine as nodes have one.
 
     Sending and receiving cost what they cost a plain TCP stream. Left out, since they are Headwater's own to keep
     small: requests, framing, row ids, codecs.
@@ -102,10 +107,19 @@ def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
         "all on the trainer": (s.store_s, s.jpeg_bytes, s.fetch_s + s.pixels_s + trains_s),
         "pixels from the node": _crossing(s, near_s, s.pixel_bytes, trains_s),
     }
+    for share in SHARES:
+        here = f", {100 * share:.3g} % of them made on the trainer"
+        crossing = _crossing(s, near_s, s.pixel_bytes, trains_s)
+        placements["pixels from the node" + here] = _shared(s, share, crossing, trains_s, 0.0)
     for cut in s.cuts:
         storage_s = near_s + s.near_floats_s + cut.near_share * s.near_prefix_s
         trainer_s = cut.far_share * s.forward_s + s.step_s
-        placements[f"features at {cut.name}"] = _crossing(s, storage_s, cut.row_bytes, trainer_s)
+        crossing = _crossing(s, storage_s, cut.row_bytes, trainer_s)
+        placements[f"features at {cut.name}"] = crossing
+        own_s = s.far_floats_s + cut.near_share * s.far_prefix_s
+        for share in (*SHARES, 1.0):
+            name = f"features at {cut.name}, {100 * share:.3g} % of them made on the trainer"
+            placements[name] = _shared(s, share, crossing, trainer_s, own_s)
     found = []
     for name, (storage_s, num_bytes, trainer_s) in placements.items():
         loads = _loads(s, storage_s, num_bytes / link_bytes_per_s, trainer_s)
@@ -117,6 +131,15 @@ def bound(stages: Stages, link_bytes_per_s: float) -> Bound:
 def _crossing(s: Stages, storage_s: float, num_bytes: float, trainer_s: float) -> tuple[float, float, float]:
     """With what it costs both cores to get the bytes across."""
     return storage_s + num_bytes * s.send_s_per_byte, num_bytes, trainer_s + num_bytes * s.receive_s_per_byte
+
+
+def _shared(
+    s: Stages, share: float, crossing: tuple[float, float, float], trainer_s: float, own_s: float
+) -> tuple[float, float, float]:
+    """A share of the pictures is read and made on the trainer, with `own_s` of an engine; `trainer_s` is for all."""
+    here = (s.store_s, s.jpeg_bytes, trainer_s + s.fetch_s + s.pixels_s + own_s)
+    storage_s, num_bytes, far_s = ((1 - share) * there + share * own for there, own in zip(crossing, here, strict=True))
+    return storage_s, num_bytes, far_s
 
 
 def _loads(s: Stages, storage_s: float, link_s: float, trainer_s: float) -> dict[str, float]:
@@ -139,12 +162,7 @@ class OnStorage:
         self._count = count
         self._prefix = Path(prefix).read_bytes()
         self._outputs = outputs
-        # Every way in which a node would try it; the fastest few are timed again and again.
-        model_rows = np.zeros((BATCH, *self._transforms.output_spec.shape), np.float32)
-        sessions = [self._open(outputs[-1], engine) for engine in engines.available()]
-        ways = [(session, size) for session in sessions for size in BATCHES if size <= BATCH]
-        taken_s = [_median_s(partial(session.run, model_rows[:size]), 2) / size for session, size in ways]
-        self._ways = [way for _, way in sorted(zip(taken_s, ways, strict=True), key=lambda each: each[0])][:FASTEST]
+        self._ways = fastest_ways(self._prefix, outputs[-1], self._transforms.output_spec.shape)
 
     def __call__(self, do: str, **arguments: Any) -> Any:
         return getattr(self, do)(**arguments)
@@ -190,8 +208,25 @@ class OnStorage:
             "near_read_s": read_s,
             "near_pixels_s": _decode_s(lambda each: transforms.pixels(each, ""), data),
             "near_floats_s": _median_s(lambda: transforms.finish(pixels, rows)) / BATCH,
-            "near_prefix_s": min(_median_s(partial(session.run, rows[:size])) / size for session, size in self._ways),
+            "near_prefix_s": _fastest_s(self._ways, rows),
         }
+
+
+Way = tuple[engines.Session, int]
+
+
+def fastest_ways(prefix: bytes, outputs: list[str], row_shape: tuple[int, ...]) -> list[Way]:
+    """Of every way in which a node would try a prefix, the fastest few; they are timed again and again."""
+    rows = np.zeros((BATCH, *row_shape), np.float32)
+    sessions = [engines.load(engine, up_to(prefix, outputs)) for engine in engines.available()]
+    ways = [(session, size) for session in sessions for size in BATCHES if size <= BATCH]
+    taken_s = [_median_s(partial(session.run, rows[:size]), 2) / size for session, size in ways]
+    return [way for _, way in sorted(zip(taken_s, ways, strict=True), key=lambda each: each[0])][:FASTEST]
+
+
+def _fastest_s(ways: list[Way], rows: np.ndarray) -> float:
+    """Seconds a row."""
+    return min(_median_s(partial(session.run, rows[:size])) / size for session, size in ways)
 
 
 def fetch(count: int) -> dict[str, float]:
@@ -217,6 +252,7 @@ class OnTrainer:
         torch.set_num_threads(1)
         self._learner = Learner(model, num_classes)
         self._y = torch.zeros(BATCH, dtype=torch.int64)
+        self._ways: list[Way] = []  # known once the sizes are
 
     def __call__(self, do: str, **arguments: Any) -> Any:
         return getattr(self, do)(**arguments)
@@ -233,11 +269,15 @@ class OnTrainer:
 
         learner = self._learner
         _, data = _read(4 * BATCH, passes=1)
-        x = torch.from_numpy(np.stack([learner.pixels(each) for each in data[:BATCH]]))
+        pixels = np.stack([learner.pixels(each) for each in data[:BATCH]])
+        x = torch.from_numpy(pixels)
         features = learner.frozen(x)
+        rows = learner.transforms.finish(pixels)
         return {
             "pixels_s": _decode_s(learner.pixels, data),
             "forward_s": _median_s(lambda: learner.frozen(x)) / BATCH,
+            "far_floats_s": _median_s(lambda: learner.transforms.finish(pixels, rows)) / BATCH,
+            "far_prefix_s": _fastest_s(self._ways, rows),
             "step_s": _median_s(lambda: learner.train_step(features, self._y)) / BATCH,
         }
 
@@ -258,6 +298,9 @@ class OnTrainer:
         last = smallest_cut(every, "fp16", pixel_bytes)
         used = cuts_to_ship(every[: last.index + 1])
         shipped = ship(captured, *used)
+        outputs = [list(shipped.names_at(cut)) for cut in used]
+        shape = self._learner.transforms.output_spec.shape
+        self._ways = fastest_ways(shipped.path.read_bytes(), outputs[-1], shape)
         images = (torch.zeros(8, 3, 224, 224).contiguous(memory_format=torch.channels_last),)
         shares = spread(1.0, time_places(captured, images, last.index))
         return {
@@ -266,7 +309,7 @@ class OnTrainer:
             "far_shares": [1 - shares[cut.index] for cut in used],
             "row_bytes": [2 * sum(int(np.prod(spec.shape)) for spec in cut.boundary) for cut in used],
             "prefix": str(shipped.path),
-            "outputs": [list(shipped.names_at(cut)) for cut in used],
+            "outputs": outputs,
         }
 
 

@@ -16,6 +16,8 @@ STAGES = Stages(
     fetch_s=0.001,
     pixels_s=0.003,
     forward_s=0.020,
+    far_floats_s=0.0,
+    far_prefix_s=10.0,  # the trainer has no engine worth the name; see the last test
     step_s=0.001,
     send_s_per_byte=0.0,
     receive_s_per_byte=0.0,
@@ -71,3 +73,13 @@ def test_cores_that_slow_each_other_down_give_less_together_and_as_much_alone() 
     both, free = bound(slowed, 125e6), bound(STAGES, 125e6)
     assert free.per_s / 1.5 < both.per_s < free.per_s
     assert bound(slowed, 125_000).per_s == bound(STAGES, 125_000).per_s, "a thin link does not care"
+
+
+def test_an_engine_on_the_trainer_takes_a_share_where_both_have_time() -> None:
+    alike = replace(STAGES, far_prefix_s=0.012, cuts=STAGES.cuts[1:])
+    found = bound(alike, 125e6)
+    alone = bound(replace(STAGES, cuts=STAGES.cuts[1:]), 125e6)
+    assert "made on the trainer" in found.placement
+    assert 1.7 * alone.per_s < found.per_s < 2 * alone.per_s
+    thin = bound(alike, 125_000)
+    assert thin.per_s == pytest.approx(125_000 / 2_500), "JPEGs would only take from the rows"
