@@ -150,8 +150,7 @@ def test_a_listing_that_is_none_is_refused(stream, stub, near, pictures):
 
 @pytest.mark.parametrize("error", [flight.FlightInternalError("division by zero"), ZeroDivisionError()], ids=repr)
 def test_a_node_that_always_fails_ends_the_epoch(error, lying, near, pictures):
-    """Its error is one that Flight made of an exception, or that our own node did not foresee: nobody knows whether it is
-    worth another try."""
+    """Flight made its error of an exception, or the node did not foresee it: another try may be worth it."""
 
     def explode(parts):
         raise error

@@ -84,8 +84,8 @@ class Calls:
     def check_serving(self) -> None:
         """UnreachableError, which sends a trainer to other nodes, on a node that is about to end."""
         if not self.is_serving:
-            raise UnreachableError("the node is being stopped and takes nothing new; other nodes are asked, and this "
-                                   "one again once it is back")  # fmt: skip
+            raise UnreachableError("the node is being stopped and takes nothing new; ask other nodes, or this one "
+                                   "once it is back")  # fmt: skip
 
     @contextmanager
     def watched(self, asked: Asked) -> Iterator[None]:

@@ -22,7 +22,7 @@ from headwater.errors import ConfigError
 MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8192  # what others allow, too
 WITHIN_S = 5.0  # of a connection, from its first byte to its last; Prometheus waits for 10 s by default
-MAX_PER_S = 200.0  # connections: with no more, a flood of them takes a hundredth of a core
+MAX_PER_S = 200.0  # connections: a flood of them took a tenth of a core so
 FRESH_S = 0.25  # numbers that are no older are shown again
 _PLAIN = "text/plain; charset=utf-8"
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",

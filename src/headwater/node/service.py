@@ -161,31 +161,37 @@ class Node(flight.FlightServerBase):
         with self.calls.watched(Asked("unreadable", tenant)), _as_status():
             request = wire.loads(ticket.ticket)
         asked = Asked.of(request, tenant)
-
-        def batches(made: Iterator[Any]) -> Iterator[Any]:
-            with _as_status():
-                yield from self.calls.stream(asked, made)
-
         with self.calls.watched(asked), _as_status():
             self.calls.check_serving()
             if isinstance(request, wire.Listing):
                 self._check_root(request.url)
-                return flight.GeneratorStream(wire.LISTING_SCHEMA, batches(self._listing(request, context)))
+                return self._stream(asked, wire.LISTING_SCHEMA, self._listing(request, context))
             if isinstance(request, wire.Blob):
-                return flight.GeneratorStream(wire.BLOB_SCHEMA, batches(wire.blob_batches(request.num_bytes)))
+                return self._stream(asked, wire.BLOB_SCHEMA, wire.blob_batches(request.num_bytes))
             if isinstance(request, wire.Probe):
                 self._check_root(request.chunk.extraction.url)
-                return flight.GeneratorStream(wire.BLOB_SCHEMA, batches(self._probe(request, context)))
+                return self._stream(asked, wire.BLOB_SCHEMA, self._probe(request, context))
             if isinstance(request, wire.Calibrate):
                 self._check_root(request.chunk.extraction.url)
-                return flight.GeneratorStream(wire.BLOB_SCHEMA, batches(self._calibrate(request, context)))
+                return self._stream(asked, wire.BLOB_SCHEMA, self._calibrate(request, context))
             self._check_root(request.extraction.url)
             if request.extraction.prefix:  # refuse now rather than in the middle of the stream
                 self._prefixes.check(Wanted.of(request.extraction))
             schema = wire.rows_schema(request.extraction.codec, request.extraction.boundary)
             compression = None if request.extraction.compression == "none" else request.extraction.compression
             options = pa.ipc.IpcWriteOptions(compression=compression)
-            return flight.GeneratorStream(schema, batches(self._rows(request, schema, context)), options=options)
+            return self._stream(asked, schema, self._rows(request, schema, context), options=options)
+
+    def _stream(
+        self, asked: Asked, schema: pa.Schema, batches: Iterator[Any], **options: Any
+    ) -> flight.GeneratorStream:
+        """The batches, counted; a request that is under way for as long as somebody takes them."""
+
+        def counted() -> Iterator[Any]:
+            with _as_status():
+                yield from self.calls.stream(asked, batches)
+
+        return flight.GeneratorStream(schema, counted(), **options)
 
     def _rows(
         self, chunk: wire.Chunk, schema: pa.Schema, context: flight.ServerCallContext

@@ -72,7 +72,7 @@ class NodeClient:
 
     def prepare(self) -> None:
         if self.hello().get("draining"):
-            raise UnreachableError(f"{self.name} is being stopped; it is asked again until it is back")
+            raise UnreachableError(f"{self.name} is being stopped; start it again, or name other nodes")
         if self._prefix and not self.has_prefix():
             self.upload(*self._prefix)
 
