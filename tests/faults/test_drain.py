@@ -112,7 +112,7 @@ def test_an_epoch_waits_for_its_only_node_to_come_back(
     reader, codes = stalled(node), []
 
     def replace():
-        eventually(lambda: 'outcome="refused"} ' in get(node, "/metrics")[1])  # the trainer has asked
+        eventually(lambda: 'outcome="refused"} ' in get(node, "/metrics")[1], 60)  # the trainer has asked
         rest_of(reader)
         codes.append(node.process.wait(30))
         start_node(pictures, options=state, listen=node.listen)

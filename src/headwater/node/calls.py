@@ -6,6 +6,7 @@ request passes here once, so each error is counted and logged once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -21,7 +22,7 @@ from headwater.core.drain import Drain, State
 from headwater.core.seldom import Seldom
 from headwater.core.tally import Tally
 from headwater.data import wire
-from headwater.errors import HeadwaterError, UnreachableError
+from headwater.errors import DamagedError, HeadwaterError, UnreachableError
 
 UNEXPECTED = "unexpected"  # errors that have no name of ours
 ANYONE = "anyone"  # the tenant of a node without tokens
@@ -65,7 +66,7 @@ class Calls:
     """What a node was asked for and did, since its start. `changed` is told when the node may end."""
 
     def __init__(self, drain_s: float = 0.0) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may end a stream anywhere, also in here
         self._drain = Drain(drain_s)
         self._tally = Tally()
         self._seldom = Seldom(_LINES_AT_ONCE, _LINE_EVERY_S)
@@ -162,7 +163,10 @@ class Calls:
             return self._drain.why or None, self._drain.left_s(now)
 
     def _sent(self, asked: Asked, batch: pa.RecordBatch, metadata: bytes) -> None:
-        num_bad = len(wire.unpack_bad(metadata)) if metadata else 0
+        num_bad = 0
+        if metadata:
+            with contextlib.suppress(DamagedError):  # for the trainer to find
+                num_bad = len(wire.unpack_bad(metadata))
         with self._lock:
             self._tally.add("rows_sent", asked.tenant, amount=batch.num_rows)
             self._tally.add("row_bytes_sent", asked.tenant, amount=batch.nbytes)
