@@ -222,11 +222,11 @@ class NodeProcess:
             env={**os.environ, "COLUMNS": "1000"},
         )  # fmt: skip
         assert self.process.stdout is not None
-        said = self.process.stdout.readline()
-        found = re.search(r"grpc://([\w.]+:\d+)", said)
+        self.said = self.process.stdout.readline()
+        found = re.search(r"grpc://([\w.]+:\d+)", self.said)
         if found is None:
             self.end()
-            pytest.fail(f"the node did not start: {said}")
+            pytest.fail(f"the node did not start: {self.said}")
         self.listen = found[1]
         self.address = f"grpc://{self.listen}"
 

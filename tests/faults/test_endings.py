@@ -135,7 +135,7 @@ def test_a_signal_ends_a_node_also_in_the_middle_of_a_stream(number, busy, start
     from headwater.data.transforms import Resize, Transforms
     from headwater.data.wire import Chunk, Extraction
 
-    node = start_node(pictures)
+    node = start_node(pictures, options=("--drain-s", "0.5"))
     with flight.connect(node.address) as client:
         if busy:  # large rows, and a reader who has stopped reading: the node waits for room in the stream
             large = Transforms([Resize((2000, 2000))])

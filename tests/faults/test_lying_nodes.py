@@ -8,7 +8,7 @@ import pyarrow.flight as flight
 import pytest
 
 from headwater.data import wire
-from headwater.errors import DamagedError, NodeError, RefusedError, VersionError
+from headwater.errors import DamagedError, HeadwaterError, NodeError, VersionError
 from headwater.node.service import Node
 
 
@@ -148,15 +148,16 @@ def test_a_listing_that_is_none_is_refused(stream, stub, near, pictures):
         near(pictures, [stub(HELLO, stream=stream)])
 
 
-def test_a_node_that_always_fails_ends_the_epoch(lying, near, pictures):
-    """Its error is one that Flight made of an exception, so nobody knows whether it is worth another try."""
+@pytest.mark.parametrize("error", [flight.FlightInternalError("division by zero"), ZeroDivisionError()], ids=repr)
+def test_a_node_that_always_fails_ends_the_epoch(error, lying, near, pictures):
+    """Flight made its error of an exception, or the node did not foresee it: another try may be worth it."""
 
     def explode(parts):
-        raise ZeroDivisionError
+        raise error
         yield
 
     job = near(pictures, [lying(explode)])
-    with pytest.raises((DamagedError, RefusedError), match="failed 3 times"):
+    with pytest.raises(HeadwaterError, match="failed 3 times"):
         list(job.loader)
 
 

@@ -114,7 +114,7 @@ def table(seen: list[Seen]) -> Table:
         hello = each.hello
         found.add_row(
             each.address,
-            escape(", ".join(hello["roots"])),
+            escape(", ".join(hello["roots"])) + (" (being stopped)" if hello.get("draining") else ""),
             f"{hello['cores']:g}",
             f"{hello['memory_bytes'] / 1e9:.1f} GB" if hello.get("memory_bytes") else "?",
             f"{each.rate('num_rows'):,.1f}",

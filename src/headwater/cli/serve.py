@@ -13,10 +13,14 @@ from rich.console import Console
 from headwater.core.amount import num_bytes
 from headwater.data.store import open_store
 from headwater.errors import ConfigError
+from headwater.node.logs import set_up_logs
+from headwater.node.serve import DRAIN_S
 from headwater.node.serve import serve as run_node
 from headwater.node.service import Node
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+log = logging.getLogger(__name__)
 
 
 def serve(
@@ -34,11 +38,21 @@ def serve(
         "default 10GB, or half of what is free where that is less.",
     ),
     cache_dir: Path = typer.Option(None, help="Folder for kept rows; by default `rows` in the state folder."),
+    http: str = typer.Option(
+        "",
+        help="Address and port for /metrics, /healthz and /readyz, such as 127.0.0.1:9815; without it there are none.",
+    ),
+    log_format: str = typer.Option("text", help="text for people, or json: one object a line, on standard error."),
+    log_level: str = typer.Option("info", help="What is logged: debug, info, warning or error, and what is worse."),
+    drain_s: float = typer.Option(
+        DRAIN_S, min=0.0, help="Seconds that requests under way get on SIGTERM or Ctrl-C; a second signal ends at once."
+    ),
 ) -> None:
     """Serve data to trainers: read, decode, augment, and run the frozen part of their models here.
 
     Trainers name this node as grpc://HOST:PORT. For s3:// the usual AWS_* environment variables apply.
     """
+    set_up_logs(log_format, log_level)
     host = listen.rpartition(":")[0]
     if not listen.rpartition(":")[2].isdigit():
         raise ConfigError(f"--listen is {listen!r}; it must look like 127.0.0.1:8815")
@@ -48,7 +62,6 @@ def serve(
     cache_bytes = num_bytes(cache_size, "--cache-size") if cache_size else None
     for root in roots:
         open_store(root)  # a folder that is not there is found now, not by the first trainer
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
 
     def kept(node: Node) -> str:
         cache = node.cache
@@ -58,8 +71,16 @@ def serve(
         return f"rows are kept in {cache.folder}, at most {said['cache_budget_bytes'] / 1e9:.3g} GB"
 
     def announce(node: Node) -> None:
+        pages = f"http://{http.rpartition(':')[0]}:{node.http_port}/metrics" if node.http_port else ""
+        if log_format == "json":  # then everything that a node says is JSON
+            log.info("serving %s", ", ".join(node.roots), extra={"fields": {
+                "address": f"grpc://{host}:{node.port}", "threads": node.num_threads, "kept": kept(node),
+                **({"metrics": pages} if pages else {})}})  # fmt: skip
+            return
         console = Console()
         console.print(f"serving {', '.join(node.roots)} on grpc://{host}:{node.port} with {node.num_threads} threads")
+        if pages:
+            console.print(f"metrics are at {pages}", style="dim")
         console.print(f"{kept(node)}; Ctrl-C stops it", style="dim")
         sys.stdout.flush()
 
@@ -71,6 +92,8 @@ def serve(
         max_upload_bytes=int(max_upload * 1e9),
         cache_bytes=cache_bytes,
         cache_folder=cache_dir,
+        drain_s=drain_s,
+        http=http,
         announce=announce,
     )
     sys.stdout.flush()

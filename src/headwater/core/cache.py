@@ -96,6 +96,7 @@ class Keeping:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.num_bytes = 0
+        self.dropped_bytes = 0  # so far, to make room
         self._segments: OrderedDict[int, _Segment] = OrderedDict()  # the least recently used first
         self._began: OrderedDict[str, int] = OrderedDict()  # job → when it was first heard of
         self._now = 0
@@ -152,6 +153,7 @@ class Keeping:
         dropped = []
         while self.budget_bytes - self.num_bytes < wanted_bytes:
             dropped.append(next(iter(self._segments)))
+            self.dropped_bytes += self._segments[dropped[-1]].num_bytes
             self.gone(dropped[-1])
         return tuple(dropped)
 

@@ -41,6 +41,11 @@ class Turns:
     def give_back(self, turn: int) -> None:
         del self._held[turn]
 
+    @property
+    def num_held(self) -> int:
+        """Turns that were taken, whether or not they count."""
+        return len(self._held)
+
     def num_working(self, now: float) -> int:
         """Turns that count."""
         return sum(since is None or now - since <= self._stalled_s for since in self._held.values())

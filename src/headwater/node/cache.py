@@ -111,6 +111,8 @@ class Cache:
                 "num_cache_unkept": self._num_unkept,
                 "cache_bytes": self._keeping.num_bytes,
                 "cache_budget_bytes": self._keeping.budget_bytes,
+                "cache_evicted_bytes": self._keeping.dropped_bytes,
+                "cache_full": int(self._said_full),
             }
 
     def look_up(self, chunk: Chunk, maker: str) -> Lookup | None:

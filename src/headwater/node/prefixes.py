@@ -169,6 +169,14 @@ class Prefixes:
             for wanted, loaded in found
         ]  # fmt: skip
 
+    def files(self) -> dict[str, int]:
+        """How many prefixes are held, and their bytes."""
+        sizes = []
+        for path in self._folder.glob("*.onnx"):
+            with contextlib.suppress(FileNotFoundError):  # made room for another one just now
+                sizes.append(path.stat().st_size)
+        return {"num": len(sizes), "bytes": sum(sizes)}
+
     def close(self) -> None:
         """End what is being tried or made."""
         self._tuning.close()

@@ -1,14 +1,16 @@
-"""A node's life as a process: start, announce, wait, stop.
+"""A node's life as a process: start, announce, wait, drain, stop.
 
-Owns signals and the watch over an embedded node's parent.
+Owns signals and the watch over an embedded node's parent; `core.drain` decides what they lead to.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import resource
+import select
 import signal
 import sys
 import threading
@@ -19,11 +21,18 @@ import pyarrow as pa
 
 from headwater.errors import ConfigError
 from headwater.node.cache import Cache
+from headwater.node.calls import Calls
+from headwater.node.metrics import metrics_text
+from headwater.node.pages import Pages, listen_http
 from headwater.node.service import Node
 
+DRAIN_S = 20.0  # a chunk takes seconds; Kubernetes kills after 30 s
 STOP_WITHIN_S = 1.0  # streams end within 0.25 s of being told; those nobody reads are cut off
 MAX_FILES = 65_536  # open at once, if the system allows it: connections, mapped shards, kept rows
 EMBEDDED_CACHES = 8  # folders for the rows of nodes that run at the same time, each beside a script of its own
+_INPUT_ENDED, _CHANGED = b"\0", b"\xff"  # told by ourselves; signals tell their number
+
+log = logging.getLogger(__name__)
 
 
 def default_state() -> Path:
@@ -51,10 +60,15 @@ def serve(
     cache_bytes: int | None = None,
     cache_folder: Path | None = None,
     num_caches: int = 1,
+    drain_s: float = 0.0,
+    http: str = "",
     announce: Callable[[Node], None] = lambda node: None,
     until_input_ends: bool = False,
 ) -> None:
     """Serve `roots` until a signal arrives, or, if wanted, until standard input ends.
+
+    After a signal, what is under way has `drain_s` to be finished; another signal ends it. `http` is the HOST:PORT of
+    /metrics, /healthz and /readyz; the node's `http_port` has the port that was taken. Without it there are none.
 
     Rows are kept in `cache_folder` (by default beside the prefixes) within `cache_bytes`: None takes the default of
     `Cache`, 0 keeps none. Where another node uses that folder, the first of `num_caches` that none uses is taken:
@@ -71,9 +85,10 @@ def serve(
 
     def watch() -> None:
         sys.stdin.buffer.read()
-        os.write(tell, b"\0")
+        os.write(tell, _INPUT_ENDED)
 
     _allow_files()
+    listener = listen_http(http) if http else None  # what can't be is found before anything is started
     state = state or default_state()
     try:
         state.mkdir(parents=True, exist_ok=True)
@@ -85,7 +100,7 @@ def serve(
     cache = Cache(rows, cache_bytes, others)
     try:
         node = Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
-                    cache=cache)  # fmt: skip
+                    cache=cache, drain_s=drain_s)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
         raise ConfigError(
             f"can't listen on {listen} ({error}); is something else running there, or is it not an address of this "
@@ -93,9 +108,30 @@ def serve(
         ) from error
     if until_input_ends:
         threading.Thread(target=watch, name="parent", daemon=True).start()
+    node.calls.changed = lambda: os.write(tell, _CHANGED)
+    if listener is not None:
+        pages = Pages(listener, lambda turned_away: metrics_text(node.hello(), node.calls, turned_away),
+                      lambda: node.calls.is_serving)  # fmt: skip
+        node.http_port = pages.port
     announce(node)
-    os.read(told, 1)
+    log.info("the node ends: %s", _wait(node.calls, told))
     node.stop(STOP_WITHIN_S)
+    if listener is not None:
+        pages.close()
+
+
+def _wait(calls: Calls, told: int) -> str:
+    """Until the node is to end; why it does."""
+    while True:
+        why, left_s = calls.look()
+        if why is not None:
+            return why
+        heard = os.read(told, 64) if select.select([told], [], [], left_s)[0] else b""
+        for each in heard:
+            if each == _INPUT_ENDED[0]:
+                calls.end("whoever started it has ended, or closed its input")
+            elif each != _CHANGED[0]:
+                calls.told_to_stop()
 
 
 def serve_embedded(root: str, num_threads: int | None, cache_bytes: int | None = None) -> None:
@@ -103,6 +139,8 @@ def serve_embedded(root: str, num_threads: int | None, cache_bytes: int | None =
 
     The input also closes when the parent is killed, so an embedded node never outlives its trainer.
     """
+
+    logging.getLogger("headwater.node.calls").setLevel(logging.ERROR)  # the trainer tells its user of the others
 
     def announce(node: Node) -> None:
         print(json.dumps({"address": f"grpc://127.0.0.1:{node.port}"}), flush=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import queue
 import threading
@@ -39,6 +38,7 @@ from headwater.errors import ConfigError, HeadwaterError, RefusedError
 from headwater.node import engines
 from headwater.node.cache import Cache
 from headwater.node.calibrations import FORMAT as INT8_FORMAT
+from headwater.node.calls import Asked, Calls, tenant_of
 from headwater.node.child import Children
 from headwater.node.prefixes import Prefixes, Wanted
 from headwater.node.quantise import has_vnni
@@ -50,8 +50,6 @@ MAX_STORES = 64  # connections kept open; the oldest is dropped
 PROBE_WITHIN_S = 600.0  # a measurement takes seconds; on a node with a hundredth of a core some minutes
 # What has a say in the numbers of a row beside the request: rows of another version are made anew, not served.
 _MAKER = f"headwater {VERSION}, pillow {PIL.__version__}"
-
-log = logging.getLogger(__name__)
 
 
 class Node(flight.FlightServerBase):
@@ -66,8 +64,12 @@ class Node(flight.FlightServerBase):
         num_threads: int | None = None,
         max_upload_bytes: int = 2 << 30,
         cache: Cache | None = None,
+        drain_s: float = 0.0,
     ) -> None:
-        """`cache` keeps rows that were made; it is closed with the node. None keeps nothing."""
+        """`cache` keeps rows that were made; it is closed with the node. None keeps nothing.
+
+        `drain_s` is what requests under way get when the node is told to stop.
+        """
         self.roots = tuple(full_url(root) for root in roots)
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads)
@@ -80,6 +82,8 @@ class Node(flight.FlightServerBase):
         self._stopping = False
         self._turns = Turns(MAX_CHUNKS, STALLED_S)
         self._room = threading.Condition()  # a turn was given back
+        self.calls = Calls(drain_s)
+        self.http_port: int | None = None  # of its pages, if it has any
         super().__init__(listen)
 
     def stop(self, within_s: float) -> None:
@@ -115,10 +119,19 @@ class Node(flight.FlightServerBase):
             "busy": {**self._extractor.busy.to_json(), **(self.cache.to_json() if self.cache else {})},
             "cache_fault": None if self.cache is None else self.cache.why_off,
             "cpu_s": time.process_time(),
+            "draining": not self.calls.is_serving,
+            "chunks": self._chunks(),
+            "prefix_files": self._prefixes.files(),
         }
 
+    def _chunks(self) -> dict[str, int]:
+        """That are worked on; that wait for their trainers, and no longer count; and how many may be worked on."""
+        with self._room:
+            working, held = self._turns.num_working(time.monotonic()), self._turns.num_held
+        return {"working": working, "stalled": held - working, "limit": MAX_CHUNKS}
+
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
-        with _as_status():
+        with self.calls.watched(Asked("action", tenant_of(context))), _as_status():
             if action.type == "hello":
                 return [json.dumps(self.hello()).encode()]
             if action.type == "has-prefix":
@@ -133,35 +146,52 @@ class Node(flight.FlightServerBase):
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor, reader: Any, writer: Any
     ) -> None:
         """Receive a prefix: batches of one binary column, in order; the descriptor's command is its digest."""
-        with _as_status():
-            if descriptor.command == b"blob":
+        is_blob = descriptor.command == b"blob"
+        asked = Asked("blob" if is_blob else "upload", tenant_of(context))
+        with _as_status(), self.calls.under_way(asked):
+            if is_blob:
                 for _ in reader:  # only the way it took matters
                     pass
                 return
             digest = _digest((descriptor.command or b"").decode(errors="replace"))
-            self._prefixes.put(digest, _pieces(reader))
+            self._prefixes.put(digest, self.calls.received(asked, _pieces(reader)))
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
-        with _as_status():
+        tenant = tenant_of(context)
+        with self.calls.watched(Asked("unreadable", tenant)), _as_status():
             request = wire.loads(ticket.ticket)
+        asked = Asked.of(request, tenant)
+        with self.calls.watched(asked), _as_status():
+            self.calls.check_serving()
             if isinstance(request, wire.Listing):
                 self._check_root(request.url)
-                return flight.GeneratorStream(wire.LISTING_SCHEMA, self._listing(request, context))
+                return self._stream(asked, wire.LISTING_SCHEMA, self._listing(request, context))
             if isinstance(request, wire.Blob):
-                return flight.GeneratorStream(wire.BLOB_SCHEMA, wire.blob_batches(request.num_bytes))
+                return self._stream(asked, wire.BLOB_SCHEMA, wire.blob_batches(request.num_bytes))
             if isinstance(request, wire.Probe):
                 self._check_root(request.chunk.extraction.url)
-                return flight.GeneratorStream(wire.BLOB_SCHEMA, self._probe(request, context))
+                return self._stream(asked, wire.BLOB_SCHEMA, self._probe(request, context))
             if isinstance(request, wire.Calibrate):
                 self._check_root(request.chunk.extraction.url)
-                return flight.GeneratorStream(wire.BLOB_SCHEMA, self._calibrate(request, context))
+                return self._stream(asked, wire.BLOB_SCHEMA, self._calibrate(request, context))
             self._check_root(request.extraction.url)
             if request.extraction.prefix:  # refuse now rather than in the middle of the stream
                 self._prefixes.check(Wanted.of(request.extraction))
             schema = wire.rows_schema(request.extraction.codec, request.extraction.boundary)
             compression = None if request.extraction.compression == "none" else request.extraction.compression
             options = pa.ipc.IpcWriteOptions(compression=compression)
-            return flight.GeneratorStream(schema, self._rows(request, schema, context), options=options)
+            return self._stream(asked, schema, self._rows(request, schema, context), options=options)
+
+    def _stream(
+        self, asked: Asked, schema: pa.Schema, batches: Iterator[Any], **options: Any
+    ) -> flight.GeneratorStream:
+        """The batches, counted; a request that is under way for as long as somebody takes them."""
+
+        def counted() -> Iterator[Any]:
+            with _as_status():
+                yield from self.calls.stream(asked, batches)
+
+        return flight.GeneratorStream(schema, counted(), **options)
 
     def _rows(
         self, chunk: wire.Chunk, schema: pa.Schema, context: flight.ServerCallContext
@@ -401,7 +431,6 @@ def _as_status() -> Iterator[None]:
     except (flight.FlightError, GeneratorExit):
         raise
     except Exception as error:
-        log.exception("unexpected error")
         raise _status(HeadwaterError(f"unexpected {type(error).__name__} on the node; its log has more")) from error
 
 

@@ -71,7 +71,8 @@ class NodeClient:
         return self._prefix is None or bool(self._act("has-prefix", self._prefix[0].encode()))
 
     def prepare(self) -> None:
-        self.hello()
+        if self.hello().get("draining"):
+            raise UnreachableError(f"{self.name} is being stopped; start it again, or name other nodes")
         if self._prefix and not self.has_prefix():
             self.upload(*self._prefix)
 
@@ -234,7 +235,10 @@ class NodeClient:
         except HeadwaterError:
             raise
         except flight.FlightServerError as error:
-            raise wire.error_from_wire(error.extra_info) or RefusedError(f"{self.name}: {_short(error)}") from None
+            found = wire.error_from_wire(error.extra_info) or RefusedError(f"{self.name}: {_short(error)}")
+            if isinstance(found, UnreachableError):  # it says so itself: see `node.calls`
+                found = UnreachableError(f"{self.name}: {found}")
+            raise found from None
         except (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError) as error:
             raise RefusedError(f"{self.name} lets nobody in without a token: {_short(error)}") from None
         except (flight.FlightInternalError, pa.ArrowInvalid) as error:
