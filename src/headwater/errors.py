@@ -19,16 +19,22 @@ HeadwaterError
     ├── RefusedError     answers, and says no
     └── DamagedError     sent a reply that is not what was asked for
 
-A message says where, what was found, the limit, and the way out. This module imports nothing.
+A message says where, what was found, the limit, and the way out; it never has a secret in it. This module imports
+nothing of ours but `core.redact`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headwater.core.redact import redact
+
 
 class HeadwaterError(Exception):
     """The root of all errors that Headwater raises on purpose."""
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class ConfigError(HeadwaterError):

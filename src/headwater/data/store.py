@@ -21,6 +21,7 @@ from obstore import store as obstores
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
 from headwater.data.mapped import Mapped, Maps
+from headwater.data.secrets import redact
 from headwater.errors import BadSampleError, ChangedError, ConfigError, StoreError
 
 SCHEMES = ("file", "s3", "gs", "az")
@@ -40,12 +41,6 @@ class Entry:
     key: str
     size: int
     etag: str
-
-
-def redact(text: str) -> str:
-    """The text without passwords in URLs and without signatures in queries."""
-    text = re.sub(r"://[^/@\s]+@", "://***@", text)
-    return re.sub(r"(?i)([?&](?:sig|signature|token|x-amz-[a-z-]+)=)[^&\s\"']+", r"\1***", text)
 
 
 def key_fault(key: object) -> str | None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from headwater.errors import ConfigError
 from headwater.node.cache import Cache
 from headwater.node.service import Node
+from headwater.node.tls import Tls
 
 STOP_WITHIN_S = 1.0  # streams end within 0.25 s of being told; those nobody reads are cut off
 MAX_FILES = 65_536  # open at once, if the system allows it: connections, mapped shards, kept rows
@@ -53,6 +54,8 @@ def serve(
     num_caches: int = 1,
     announce: Callable[[Node], None] = lambda node: None,
     until_input_ends: bool = False,
+    tokens: Path | None = None,
+    tls: Tls | None = None,
 ) -> None:
     """Serve `roots` until a signal arrives, or, if wanted, until standard input ends.
 
@@ -85,7 +88,7 @@ def serve(
     cache = Cache(rows, cache_bytes, others)
     try:
         node = Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
-                    cache=cache)  # fmt: skip
+                    cache=cache, tokens=tokens, tls=tls)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
         raise ConfigError(
             f"can't listen on {listen} ({error}); is something else running there, or is it not an address of this "
