@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from headwater.errors import HeadwaterError
+from headwater.train.access import Access
 from headwater.train.client import NodeClient
 
 STAGES = ("read", "decode", "infer", "send")
@@ -52,9 +53,11 @@ def nodes(
 
     Busy is in threads: 0.50 means that a stage kept one thread at work for half of the time. rows/s are made, kept/s
     are sent from what was kept; "off" where nothing is kept. Ends with exit code 1 if a node does not answer.
+    Token and certificates are taken from HEADWATER_TOKEN, HEADWATER_TLS_CA, HEADWATER_TLS_CERT and HEADWATER_TLS_KEY.
     """
     console = Console()
-    clients = {address: NodeClient(address) for address in dict.fromkeys(addresses)}
+    access = Access.of()
+    clients = {address: NodeClient(address, access) for address in dict.fromkeys(addresses)}
     try:
         if as_json:
             while True:

@@ -166,7 +166,8 @@ def _end_of(expires: object) -> float | None:
 def entry_text(tenant: str, digest: str, fields: Mapping[str, Any]) -> str:
     """An entry for the tokens file; `fields` that are None or empty are left out. ConfigError if it is refused."""
     given = {"tenant": tenant, "sha256": digest, **{name: value for name, value in fields.items() if value}}
-    read_grants({"token": [given]}, "to be")
+    if faults := _read_grant(given)[1]:
+        raise ConfigError(f"no token can be made so: {'; '.join(faults)}")
     return "\n".join(["[[token]]", *(f"{name} = {_toml(value)}" for name, value in given.items())]) + "\n"
 
 
