@@ -88,7 +88,7 @@ def serve(
     cache = Cache(rows, cache_bytes, others)
     try:
         node = Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
-                    cache=cache, tokens=tokens, tls=tls)  # fmt: skip
+                    cache=cache, tokens=tokens, tls=tls, is_wary=not until_input_ends)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
         raise ConfigError(
             f"can't listen on {listen} ({error}); is something else running there, or is it not an address of this "

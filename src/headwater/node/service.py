@@ -74,16 +74,18 @@ class Node(flight.FlightServerBase):
         cache: Cache | None = None,
         tokens: Path | None = None,
         tls: Tls | None = None,
+        is_wary: bool = True,
     ) -> None:
         """`cache` keeps rows that were made; it is closed with the node. None keeps nothing.
 
-        With `tokens`, a file, only calls with one of its tokens are answered; without, all are.
+        With `tokens`, a file, only calls with one of its tokens are answered; without, all are. `is_wary`: uploads
+        may be a stranger's.
         """
         self.roots = tuple(full_url(root) for root in roots)
         middleware = {} if tokens is None else {KEY: Door(TokensFile(tokens, self.roots))}
         tls_options = {} if tls is None else tls.server_options()
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
-        self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads)
+        self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads, is_wary=is_wary)
         self._quotas = Quotas(state / "prefixes")
         self._children = Children()
         self._slow = ThreadPoolExecutor(MAX_CHUNKS, "slow")  # what takes a while, and needs signs of life meanwhile
