@@ -223,12 +223,12 @@ class NodeProcess:
         )  # fmt: skip
         assert self.process.stdout is not None
         said = self.process.stdout.readline()
-        found = re.search(r"grpc://([\w.]+:\d+)", said)
+        found = re.search(r"(grpc(?:\+tls)?)://([\w.]+:\d+)", said)
         if found is None:
             self.end()
             pytest.fail(f"the node did not start: {said}")
-        self.listen = found[1]
-        self.address = f"grpc://{self.listen}"
+        self.listen = found[2]
+        self.address = found[0]
 
     def kill(self) -> None:
         """As the kernel would: at once, with nothing tidied up."""

@@ -22,7 +22,7 @@ def test_the_verbs_of_the_command_line():
     from headwater.cli import typer_app
 
     command = typer.main.get_command(typer_app)
-    assert sorted(command.commands) == ["cuts", "nodes", "pack", "plan", "profile", "serve", "train"]
+    assert sorted(command.commands) == ["cuts", "nodes", "pack", "plan", "profile", "serve", "token", "train"]
     options = {name: sorted(option for each in verb.params for option in each.opts if option.startswith("--"))
                for name, verb in command.commands.items()}  # fmt: skip
     assert options == {
@@ -31,7 +31,20 @@ def test_the_verbs_of_the_command_line():
         "pack": ["--crop", "--job", "--layout", "--on-bad-sample", "--resize", "--shard-size", "--threads", "--verify"],
         "plan": ["--json", "--output", "--picture"],
         "profile": ["--again", "--json", "--output"],
-        "serve": ["--cache-dir", "--cache-size", "--listen", "--max-upload", "--open", "--state", "--threads"],
+        "serve": [
+            "--cache-dir",
+            "--cache-size",
+            "--insecure",
+            "--listen",
+            "--max-upload",
+            "--state",
+            "--threads",
+            "--tls-cert",
+            "--tls-client-ca",
+            "--tls-key",
+            "--tokens",
+        ],
+        "token": ["--days", "--max-chunks", "--max-prefixes", "--max-upload", "--root", "--rows-per-second", "--to"],
         "train": ["--resume"],
     }
 
