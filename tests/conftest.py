@@ -228,6 +228,7 @@ class NodeProcess:
             self.end()
             pytest.fail(f"the node did not start: {said}")
         self.listen = found[2]
+        self.said = said
         self.address = found[0]
 
     def kill(self) -> None:
@@ -245,9 +246,8 @@ class NodeProcess:
         self.process.wait()
 
 
-@pytest.fixture
-def start_node() -> Iterator[Callable[..., NodeProcess]]:
-    """Starts real nodes, and ends them after the test."""
+def _starting() -> Iterator[Callable[..., NodeProcess]]:
+    """Starts real nodes, and ends them after the test, or after those of the file."""
     nodes: list[NodeProcess] = []
 
     def start(*roots: str | Path, **kwargs: Any) -> NodeProcess:
@@ -257,6 +257,10 @@ def start_node() -> Iterator[Callable[..., NodeProcess]]:
     yield start
     for node in nodes:
         node.end()
+
+
+start_node = pytest.fixture(_starting, name="start_node")
+start_node_once = pytest.fixture(_starting, scope="module", name="start_node_once")
 
 
 @pytest.fixture(scope="session")

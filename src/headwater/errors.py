@@ -33,8 +33,8 @@ from headwater.core.redact import redact
 class HeadwaterError(Exception):
     """The root of all errors that Headwater raises on purpose."""
 
-    def __str__(self) -> str:
-        return redact(super().__str__())
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redact(each) if isinstance(each, str) else each for each in args))
 
 
 class ConfigError(HeadwaterError):
@@ -79,7 +79,7 @@ class BadSampleError(DataError):
 
     def __init__(self, key: str, reason: str) -> None:
         self.key = key
-        self.reason = reason
+        self.reason = redact(reason)
         super().__init__(f"{key}: {reason}")
 
 

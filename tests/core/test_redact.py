@@ -47,4 +47,5 @@ def test_twice_is_the_same_as_once(before, secret, after):
 
 @pytest.mark.parametrize("kind", [HeadwaterError, ConfigError, lambda text: BadSampleError("key", text)])
 def test_an_error_of_ours_never_shows_a_secret(kind):
-    assert SECRET not in str(kind(f"can't open s3://key:{SECRET}@bucket"))
+    error = kind(f"can't open s3://key:{SECRET}@bucket")
+    assert SECRET not in f"{error} {error!r} {vars(error)}"
