@@ -93,3 +93,12 @@ def test_a_token_for_no_node_is_refused(pictures):
 
     with pytest.raises(ConfigError, match="token, tls_ca is for nodes of your own"):
         hw.near(torch.nn.Flatten(), pictures, transforms=[], token=TOKEN, tls_ca="x.pem")
+
+
+def test_an_address_that_others_may_reach_needs_tokens_and_tls_or_a_loud_word(start_node, tmp_path):
+    """LOCALHOST is this machine, in a spelling that is not taken for it: nobody outside can reach the test."""
+    said = tmp_path / "said"
+    node = start_node(tmp_path, listen="LOCALHOST:0", options=("--insecure", "--state", str(tmp_path)),
+                      wrap=("sh", "-c", f'exec "$@" 2>{said}', "sh"))  # fmt: skip
+    assert "INSECURE: LOCALHOST has no tokens file and no TLS; everyone who can reach it may read" in said.read_text()
+    assert hello(node.address, Access())["protocol"]

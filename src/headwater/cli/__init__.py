@@ -15,7 +15,7 @@ from headwater.cli.profile import profile
 from headwater.cli.serve import serve
 from headwater.cli.token import token
 from headwater.cli.train import train
-from headwater.data.secrets import redact
+from headwater.data.secrets import keep_out_of_logs, redact
 from headwater.errors import HeadwaterError
 from headwater.version import VERSION
 
@@ -53,6 +53,7 @@ typer_app.command()(pack)
 
 def app(*args: Any, **kwargs: Any) -> None:
     """The `headwater` command. An error that is ours is a message, not a traceback."""
+    keep_out_of_logs()
     try:
         typer_app(*args, **kwargs)
     except HeadwaterError as error:

@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from headwater.errors import HeadwaterError
 from headwater.train.access import Access
@@ -99,9 +100,10 @@ def look(clients: dict[str, NodeClient], seconds: float) -> list[Seen]:
         return list(pool.map(one, clients))
 
 
-def tables(seen: list[Seen]) -> list[Table]:
-    """Who is there; and what they run, if they do."""
-    return [each for each in (table(seen), prefixes(seen)) if each.row_count]
+def tables(seen: list[Seen]) -> list[Table | Text]:
+    """Who is there; what they run, if they do; and who is not there, in full whatever the width."""
+    found = [each for each in (table(seen), prefixes(seen)) if each.row_count]
+    return [*found, *(Text(f"{each.address}: {each.fault}", style="red") for each in seen if each.fault)]
 
 
 def table(seen: list[Seen]) -> Table:
@@ -112,7 +114,6 @@ def table(seen: list[Seen]) -> Table:
         found.add_column(title, justify="right", no_wrap=True)
     for each in seen:
         if each.fault:
-            found.add_row(each.address, escape(each.fault), style="red")
             continue
         hello = each.hello
         found.add_row(

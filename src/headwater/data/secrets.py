@@ -39,7 +39,7 @@ class Redacting(logging.Formatter):
 
 
 def keep_out_of_logs() -> None:
-    """From now on, what the process logs passes `redact`; call it once handlers are set up."""
-    for handler in logging.getLogger().handlers:
-        if not isinstance(handler.formatter, Redacting):
+    """From now on, what the process logs passes `redact`; call it once handlers are set up, if there are any."""
+    for handler in (*logging.getLogger().handlers, logging.lastResort):
+        if handler is not None and not isinstance(handler.formatter, Redacting):
             handler.setFormatter(Redacting(handler.formatter or logging.Formatter()))

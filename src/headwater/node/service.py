@@ -394,16 +394,15 @@ class Node(flight.FlightServerBase):
 
     def _check_root(self, url: str, context: flight.ServerCallContext) -> None:
         wanted, grant = full_url(url), grant_of(context)
-        if not any(is_below(wanted, root) for root in self.roots):
-            raise RefusedError(
-                f"{redact(wanted)} is not below what this node serves ({', '.join(map(redact, self.roots))}); "
-                "start it with `headwater serve` and that URL"
-            )
-        if grant is not None and grant.roots and not any(is_below(wanted, root) for root in grant.roots):
-            raise RefusedError(
-                f"{redact(wanted)} is not below what tenant {grant.tenant} may read "
-                f"({', '.join(map(redact, grant.roots))}); ask whoever runs the node for more"
-            )
+        roots = self.roots if grant is None else grant.roots or self.roots
+        if any(is_below(wanted, root) for root in roots):
+            return
+        shown = ", ".join(map(redact, roots))
+        if grant is None:
+            raise RefusedError(f"{redact(wanted)} is not below what this node serves ({shown}); start it with "
+                               "`headwater serve` and that URL")  # fmt: skip
+        raise RefusedError(f"{redact(wanted)} is not below what tenant {grant.tenant} may read ({shown}); ask whoever "
+                           "runs the node for more")  # fmt: skip
 
 
 _ACTIONS = [("hello", "who the node is and what it can do"), ("has-prefix", "does it hold the prefix of this digest?")]
