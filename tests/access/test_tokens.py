@@ -175,3 +175,19 @@ def test_a_changed_file_counts_from_the_next_call_and_a_broken_one_does_not(star
                    "can't be read: No such file"):  # fmt: skip
         assert reason in log
     assert not any(token in log for token in tokens.values())
+
+
+def test_a_job_whose_token_is_taken_back_stops_with_the_reason(start_node, tmp_path, pictures, tokens, entry_of):
+    import torch
+
+    import headwater as hw
+
+    file = tmp_path / "tokens.toml"
+    file.write_text(entry_of("all"))
+    node = start_node(pictures, options=("--tokens", str(file), "--state", str(tmp_path / "state")))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3))
+    with hw.near(model, pictures, transforms=PIXELS, nodes=[node.address], cut="input", token=tokens["all"]) as job:
+        assert sum(len(y) for _, y in job.loader) == 50
+        file.write_text(entry_of("later"))
+        with pytest.raises(RefusedError, match="the token that was sent is not one of this node's; ask whoever"):
+            sum(len(y) for _, y in job.loader)
