@@ -223,12 +223,12 @@ class NodeProcess:
         )  # fmt: skip
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline()
-        found = re.search(r"grpc://([\w.]+:\d+)", self.said)
+        found = re.search(r"(grpc(?:\+tls)?)://([\w.]+:\d+)", self.said)
         if found is None:
             self.end()
             pytest.fail(f"the node did not start: {self.said}")
-        self.listen = found[1]
-        self.address = f"grpc://{self.listen}"
+        self.listen = found[2]
+        self.address = found[0]
 
     def kill(self) -> None:
         """As the kernel would: at once, with nothing tidied up."""
@@ -245,9 +245,8 @@ class NodeProcess:
         self.process.wait()
 
 
-@pytest.fixture
-def start_node() -> Iterator[Callable[..., NodeProcess]]:
-    """Starts real nodes, and ends them after the test."""
+def _starting() -> Iterator[Callable[..., NodeProcess]]:
+    """Starts real nodes, and ends them after the test, or after those of the file."""
     nodes: list[NodeProcess] = []
 
     def start(*roots: str | Path, **kwargs: Any) -> NodeProcess:
@@ -257,6 +256,10 @@ def start_node() -> Iterator[Callable[..., NodeProcess]]:
     yield start
     for node in nodes:
         node.end()
+
+
+start_node = pytest.fixture(_starting, name="start_node")
+start_node_once = pytest.fixture(_starting, scope="module", name="start_node_once")
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ def test_the_verbs_of_the_command_line():
     from headwater.cli import typer_app
 
     command = typer.main.get_command(typer_app)
-    assert sorted(command.commands) == ["cuts", "nodes", "pack", "plan", "profile", "serve", "train"]
+    assert sorted(command.commands) == ["cuts", "nodes", "pack", "plan", "profile", "serve", "token", "train"]
     options = {name: sorted(option for each in verb.params for option in each.opts if option.startswith("--"))
                for name, verb in command.commands.items()}  # fmt: skip
     assert options == {
@@ -36,14 +36,19 @@ def test_the_verbs_of_the_command_line():
             "--cache-size",
             "--drain-s",
             "--http",
+            "--insecure",
             "--listen",
             "--log-format",
             "--log-level",
             "--max-upload",
-            "--open",
             "--state",
             "--threads",
+            "--tls-cert",
+            "--tls-client-ca",
+            "--tls-key",
+            "--tokens",
         ],
+        "token": ["--days", "--max-chunks", "--max-prefixes", "--max-upload", "--root", "--rows-per-second", "--to"],
         "train": ["--resume"],
     }
 

@@ -27,9 +27,9 @@ class Node:
 
 
 def command(roots: Sequence[str], listen: str, state: Path, options: Sequence[str]) -> list[str]:
-    # --open: everyone who can reach the address is a host of the same rig. Rows are made anew each time, unless an
+    # --insecure: everyone who can reach the address is a host of the same rig. Rows are made anew each time, unless an
     # option says otherwise: benchmarks ask for the same ones again and again.
-    fixed = ("--listen", listen, "--open", "--state", str(state), "--cache-size", "0")
+    fixed = ("--listen", listen, "--insecure", "--state", str(state), "--cache-size", "0")
     return python("headwater.cli", "serve", *roots, *fixed, *options)
 
 

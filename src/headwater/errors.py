@@ -19,16 +19,22 @@ HeadwaterError
     ├── RefusedError     answers, and says no
     └── DamagedError     sent a reply that is not what was asked for
 
-A message says where, what was found, the limit, and the way out. This module imports nothing.
+A message says where, what was found, the limit, and the way out; it never has a secret in it. This module imports
+nothing of ours but `core.redact`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headwater.core.redact import redact
+
 
 class HeadwaterError(Exception):
     """The root of all errors that Headwater raises on purpose."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redact(each) if isinstance(each, str) else each for each in args))
 
 
 class ConfigError(HeadwaterError):
@@ -73,7 +79,7 @@ class BadSampleError(DataError):
 
     def __init__(self, key: str, reason: str) -> None:
         self.key = key
-        self.reason = reason
+        self.reason = redact(reason)
         super().__init__(f"{key}: {reason}")
 
 

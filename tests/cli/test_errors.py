@@ -15,7 +15,7 @@ def run(*args):
     return CliRunner().invoke(typer_app, [*map(str, args)], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 
 
-@pytest.mark.parametrize("verb", [(), ("serve",), ("train",), ("cuts",), ("pack",)])
+@pytest.mark.parametrize("verb", [(), ("serve",), ("token",), ("train",), ("cuts",), ("pack",)])
 def test_help_is_there_for_every_verb(verb):
     done = run(*verb, "--help")
     assert done.exit_code == 0
@@ -85,7 +85,14 @@ def test_what_is_not_toml_is_refused(tmp_path, text):
         (("cuts", "users_models:explodes"), "ValueError: no weights here"),
         (("cuts", "breaks_as_it_is_imported:model"), "RuntimeError: no such operator; does its build fit the torch"),
         (("cuts", "users_models:tiny", "--until", "9"), "no such module"),
-        (("serve", ".", "--listen", "0.0.0.0:0"), "say --open"),
+        (("serve", ".", "--listen", "0.0.0.0:0"), "no tokens file and no TLS to keep them out; give --tokens FILE"),
+        (("serve", ".", "--listen", "0.0.0.0:0", "--tokens", "absent.toml"), "it has no TLS to keep them out"),
+        (("serve", ".", "--listen", "127.0.0.1:0", "--tokens", "absent.toml"), "absent.toml can't be read"),
+        (("serve", ".", "--listen", "127.0.0.1:0", "--tls-cert", "x.pem"), "--tls-cert and --tls-key together"),
+        (("serve", ".", "--listen", "127.0.0.1:0", "--tls-cert", "x.pem", "--tls-key", "x.key"), "x.key can't be used"),
+        (("token", "two words"), "no token can be made so: tenant must be a name"),
+        (("token", "a", "--max-upload", "much"), "max_upload is 'much'; it must be a number of bytes"),
+        (("token", "a", "--to", "absent/tokens.toml"), "absent/tokens.toml can't be written"),
         (("serve", ".", "--listen", "127.0.0.1:0", "--state", "/proc/none"), "choose another with --state"),
         (("serve", ".", "--listen", "here"), "it must look like 127.0.0.1:8815"),
         (("serve", "absent-folder", "--listen", "127.0.0.1:0"), "absent-folder does not exist"),

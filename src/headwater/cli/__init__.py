@@ -13,7 +13,9 @@ from headwater.cli.pack import pack
 from headwater.cli.plan import plan
 from headwater.cli.profile import profile
 from headwater.cli.serve import serve
+from headwater.cli.token import token
 from headwater.cli.train import train
+from headwater.data.secrets import keep_out_of_logs, redact
 from headwater.errors import HeadwaterError
 from headwater.version import VERSION
 
@@ -40,6 +42,7 @@ def _root(
 
 
 typer_app.command()(serve)
+typer_app.command()(token)
 typer_app.command()(train)
 typer_app.command()(cuts)
 typer_app.command()(profile)
@@ -50,10 +53,11 @@ typer_app.command()(pack)
 
 def app(*args: Any, **kwargs: Any) -> None:
     """The `headwater` command. An error that is ours is a message, not a traceback."""
+    keep_out_of_logs()
     try:
         typer_app(*args, **kwargs)
     except HeadwaterError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{type(error).__name__}: {redact(str(error))}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

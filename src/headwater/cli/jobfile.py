@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -63,6 +63,10 @@ class NodesPart:
     addresses: list[str]
     patience_s: float = 60.0
     cache: str = ""
+    token: str = field(default="", repr=False)
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,12 +166,12 @@ def read_job(path: Path) -> JobFile:
 
 def _read_part(title: str, kind: type, part: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     hints = get_type_hints(kind)
-    known = {field.name: field for field in fields(kind)}
+    known = {each.name: each for each in fields(kind)}
     faults = [_unknown(name, known, f"a field of [{title}]") for name in part if name not in known]
     values = {name: make() for name, make in _EMPTY.items() if name in known}
-    for name, field in known.items():
+    for name, about in known.items():
         if name not in part:
-            if name not in values and field.default is field.default_factory:  # both MISSING: no default
+            if name not in values and about.default is about.default_factory:  # both MISSING: no default
                 faults.append(f"[{title}] {name} is missing")
             continue
         value = part[name]
@@ -177,7 +181,8 @@ def _read_part(title: str, kind: type, part: dict[str, Any]) -> tuple[dict[str, 
             value = float(value)
         if type(value) not in allowed:
             wanted = " or ".join(each.__name__ for each in allowed if each is not type(None))
-            faults.append(f"[{title}] {name} is {value!r}; it must be {wanted}")
+            shown = "something else" if name == "token" else repr(value)
+            faults.append(f"[{title}] {name} is {shown}; it must be {wanted}")
         elif name in _CHOICES and value not in _CHOICES[name]:
             faults.append(f"[{title}] {name} is {value!r}; it must be one of {', '.join(_CHOICES[name])}")
         elif name in _AT_LEAST and value < _AT_LEAST[name]:

@@ -25,6 +25,11 @@ def near_options(file: JobFile) -> dict[str, Any]:
         "views": file.data.views,
         "node_cache": file.nodes.cache or None,
         "power": file.power.known(),
+        "token": file.nodes.token or None,
+        **{
+            name: file.path(getattr(file.nodes, name)) if getattr(file.nodes, name) else None
+            for name in ("tls_ca", "tls_cert", "tls_key")
+        },
     }
     if file.plan.file not in ("", "auto"):
         given = [name for name in ("profile", "cut", "codec", "precision")

@@ -13,8 +13,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from headwater.errors import HeadwaterError
+from headwater.train.access import Access
 from headwater.train.client import NodeClient
 
 STAGES = ("read", "decode", "infer", "send")
@@ -52,9 +54,11 @@ def nodes(
 
     Busy is in threads: 0.50 means that a stage kept one thread at work for half of the time. rows/s are made, kept/s
     are sent from what was kept; "off" where nothing is kept. Ends with exit code 1 if a node does not answer.
+    Token and certificates are taken from HEADWATER_TOKEN, HEADWATER_TLS_CA, HEADWATER_TLS_CERT and HEADWATER_TLS_KEY.
     """
     console = Console()
-    clients = {address: NodeClient(address) for address in dict.fromkeys(addresses)}
+    access = Access.of()
+    clients = {address: NodeClient(address, access) for address in dict.fromkeys(addresses)}
     try:
         if as_json:
             while True:
@@ -96,9 +100,10 @@ def look(clients: dict[str, NodeClient], seconds: float) -> list[Seen]:
         return list(pool.map(one, clients))
 
 
-def tables(seen: list[Seen]) -> list[Table]:
-    """Who is there; and what they run, if they do."""
-    return [each for each in (table(seen), prefixes(seen)) if each.row_count]
+def tables(seen: list[Seen]) -> list[Table | Text]:
+    """Who is there; what they run, if they do; and who is not there, in full whatever the width."""
+    found = [each for each in (table(seen), prefixes(seen)) if each.row_count]
+    return [*found, *(Text(f"{each.address}: {each.fault}", style="red") for each in seen if each.fault)]
 
 
 def table(seen: list[Seen]) -> Table:
@@ -109,7 +114,6 @@ def table(seen: list[Seen]) -> Table:
         found.add_column(title, justify="right", no_wrap=True)
     for each in seen:
         if each.fault:
-            found.add_row(each.address, escape(each.fault), style="red")
             continue
         hello = each.hello
         found.add_row(

@@ -10,15 +10,16 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from headwater.core.access import is_loopback
 from headwater.core.amount import num_bytes
+from headwater.data.secrets import keep_out_of_logs, redact
 from headwater.data.store import open_store
 from headwater.errors import ConfigError
 from headwater.node.logs import set_up_logs
 from headwater.node.serve import DRAIN_S
 from headwater.node.serve import serve as run_node
 from headwater.node.service import Node
-
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+from headwater.node.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,18 @@ log = logging.getLogger(__name__)
 def serve(
     roots: list[str] = typer.Argument(help="Folders or buckets to serve: a path, file://, s3://, gs:// or az:// URL."),
     listen: str = typer.Option("127.0.0.1:8815", help="Address and port to listen on; port 0 takes a free one."),
-    open_to_all: bool = typer.Option(
-        False, "--open", help="Allow an address other than loopback. Anyone who can reach it can read the roots."
+    tokens: Path = typer.Option(
+        None,
+        help="The tokens file (see `headwater token`): who may call, what each may read and take. Without it everyone "
+        "who reaches the address may do everything.",
+    ),
+    tls_cert: Path = typer.Option(None, help="Speak TLS: this node's certificate, in PEM, with its chain."),
+    tls_key: Path = typer.Option(None, help="The certificate's key, in PEM."),
+    tls_client_ca: Path = typer.Option(
+        None, help="Mutual TLS: let in only clients with a certificate of this authority, in PEM."
+    ),
+    insecure: bool = typer.Option(
+        False, "--insecure", help="Allow an address other than loopback without tokens or without TLS, with a warning."
     ),
     threads: int = typer.Option(0, min=0, help="Threads that decode and infer; 0 takes one for each core."),
     state: Path = typer.Option(None, help="Folder for uploaded prefixes; by default in the user's cache folder."),
@@ -50,18 +61,32 @@ def serve(
 ) -> None:
     """Serve data to trainers: read, decode, augment, and run the frozen part of their models here.
 
-    Trainers name this node as grpc://HOST:PORT. For s3:// the usual AWS_* environment variables apply.
+    Trainers name this node as grpc://HOST:PORT, or grpc+tls://HOST:PORT with --tls-cert. For s3:// the usual AWS_*
+    environment variables apply. On an address that others reach, a node needs --tokens, --tls-cert and --tls-key.
     """
     set_up_logs(log_format, log_level)
     host = listen.rpartition(":")[0]
     if not listen.rpartition(":")[2].isdigit():
         raise ConfigError(f"--listen is {listen!r}; it must look like 127.0.0.1:8815")
-    if host not in _LOOPBACK and not open_to_all:
-        raise ConfigError(f"{host} can be reached by others, who could then read {', '.join(roots)}; say --open if "
-                          "that is meant, on a network where everyone may")  # fmt: skip
+    if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
+        raise ConfigError("TLS takes --tls-cert and --tls-key together, and --tls-client-ca only with them")
+    tls = None if tls_cert is None else Tls(tls_cert, tls_key, tls_client_ca)
+    open_without = [what for given, what in ((tokens, "tokens file"), (tls, "TLS")) if given is None]
+    if is_loopback(host):
+        open_without = []
+    if open_without and not insecure:
+        raise ConfigError(f"{host} can be reached by others, and it has no {' and no '.join(open_without)} to keep "
+                          "them out; give --tokens FILE (`headwater token` makes one), --tls-cert and --tls-key "
+                          "(docs/access.md), or say --insecure on a network where everyone may read "
+                          f"{', '.join(roots)}")  # fmt: skip
     cache_bytes = num_bytes(cache_size, "--cache-size") if cache_size else None
     for root in roots:
         open_store(root)  # a folder that is not there is found now, not by the first trainer
+    keep_out_of_logs()
+    if open_without:
+        log.warning("INSECURE: %s has no %s; everyone who can reach it %s", host, " and no ".join(open_without),
+                    "may read what it serves" if tokens is None else "can read tokens on their way")  # fmt: skip
+    scheme = "grpc" if tls is None else "grpc+tls"
 
     def kept(node: Node) -> str:
         cache = node.cache
@@ -73,12 +98,13 @@ def serve(
     def announce(node: Node) -> None:
         pages = f"http://{http.rpartition(':')[0]}:{node.http_port}/metrics" if node.http_port else ""
         if log_format == "json":  # then everything that a node says is JSON
-            log.info("serving %s", ", ".join(node.roots), extra={"fields": {
-                "address": f"grpc://{host}:{node.port}", "threads": node.num_threads, "kept": kept(node),
+            log.info("serving %s", ", ".join(map(redact, node.roots)), extra={"fields": {
+                "address": f"{scheme}://{host}:{node.port}", "threads": node.num_threads, "kept": kept(node),
                 **({"metrics": pages} if pages else {})}})  # fmt: skip
             return
         console = Console()
-        console.print(f"serving {', '.join(node.roots)} on grpc://{host}:{node.port} with {node.num_threads} threads")
+        console.print(f"serving {', '.join(map(redact, node.roots))} on {scheme}://{host}:{node.port} with "
+                      f"{node.num_threads} threads")  # fmt: skip
         if pages:
             console.print(f"metrics are at {pages}", style="dim")
         console.print(f"{kept(node)}; Ctrl-C stops it", style="dim")
@@ -86,7 +112,9 @@ def serve(
 
     run_node(
         tuple(roots),
-        listen=f"grpc://{listen}",
+        listen=f"{scheme}://{listen}",
+        tokens=tokens,
+        tls=tls,
         state=state,
         num_threads=threads or None,
         max_upload_bytes=int(max_upload * 1e9),

@@ -1,12 +1,15 @@
 """From the bytes of a picture to RGB pixels.
 
 Owns which formats are read and what becomes of grey, CMYK, palettes, alpha, 16 bits and EXIF rotation. The result for
-8-bit pictures is that of torchvision's folder loader, `Image.open(f).convert("RGB")`. May import `headwater.errors`.
+8-bit pictures is that of torchvision's folder loader, `Image.open(f).convert("RGB")`. May import `headwater.errors` and
+`headwater.data.room`.
 """
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,12 +29,14 @@ from PIL import (
     WebPImagePlugin,  # noqa: F401
 )
 
+from headwater.data.room import ROOM
 from headwater.errors import BadSampleError
 
 # Only these are tried: Pillow knows further formats, and some of them start other programs (EPS).
 # MPO (a camera's several JPEGs in one) is opened as JPEG; Pillow has no opener of that name.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
+_STRIP = 64  # lines
 MAX_PIXELS = 178_956_970  # where Pillow itself refuses: twice its Image.MAX_IMAGE_PIXELS
 
 
@@ -50,21 +55,48 @@ def decode(data: Any, key: str, *, exif: bool = False, max_pixels: int = MAX_PIX
       32-bit integers are taken as 16-bit values in a wider type. Floats are clipped to 0 … 255.
     - `exif=True` turns the picture upright; the default leaves it as stored, as torchvision's loader does.
 
-    What can't be read, or has more than `max_pixels`, is a BadSampleError.
+    What can't be read, or has more than `max_pixels`, or more than there is memory for, is a BadSampleError.
     """
+    with decoded(data, key, exif=exif, max_pixels=max_pixels) as image:
+        return image
+
+
+@contextmanager
+def decoded(data: Any, key: str, *, exif: bool = False, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
+    """The same for a block, after which the large picture is not needed any more: it waits until there is room."""
+    with _faults(data, key):
+        image = _open(data, key, max_pixels)
+    with ROOM.of(image.width * image.height):
+        with _faults(data, key):
+            image.load()
+            image = _to_rgb(ImageOps.exif_transpose(image) if exif else image)
+        yield image
+
+
+def _open(data: Any, key: str, max_pixels: int) -> Image.Image:
+    """Its header alone: nothing is decoded yet."""
+    image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+    width, height = image.size
+    if width * height > max_pixels:
+        raise BadSampleError(
+            key,
+            f"{width}×{height} is {width * height:,} pixels, the limit is {max_pixels:,}; "
+            "shrink the picture, or raise Decode(max_pixels=…)",
+        )
+    if width * height > ROOM.most:
+        raise BadSampleError(
+            key,
+            f"{width}×{height} is {width * height:,} pixels, and the memory here is for {ROOM.most:,} at a time; "
+            "shrink the picture, or decode it where there is more",
+        )
+    return image
+
+
+@contextmanager
+def _faults(data: Any, key: str) -> Iterator[None]:
+    """Whatever Pillow makes of bad bytes, as a BadSampleError."""
     try:
-        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
-        width, height = image.size
-        if width * height > max_pixels:
-            raise BadSampleError(
-                key,
-                f"{width}×{height} is {width * height:,} pixels, the limit is {max_pixels:,}; "
-                "shrink the picture, or raise Decode(max_pixels=…)",
-            )
-        image.load()
-        if exif:
-            image = ImageOps.exif_transpose(image)
-        return _to_rgb(image)
+        yield
     except (BadSampleError, MemoryError):  # no room is no fault of the picture
         raise
     except UnidentifiedImageError:
@@ -82,9 +114,12 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):  # I;16, I;16B, I;16L, I
-        values = np.asarray(image).astype(np.int64)
-        grey = (np.clip(values, 0, 65535) + 128) // 257
-        image = Image.fromarray(grey.astype(np.uint8))
+        values = np.asarray(image)
+        grey = np.empty(values.shape, np.uint8)
+        for start in range(0, len(values), _STRIP):  # a whole picture of wide numbers would take much memory
+            strip = values[start : start + _STRIP].astype(np.int64)
+            grey[start : start + _STRIP] = (np.clip(strip, 0, 65535) + 128) // 257
+        image = Image.fromarray(grey)
     # Without this Pillow warns about palettes with alpha; the RGB values are the same either way.
     image.info.pop("transparency", None)
     return image.convert("RGB")

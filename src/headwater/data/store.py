@@ -21,6 +21,7 @@ from obstore import store as obstores
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
 from headwater.data.mapped import Mapped, Maps
+from headwater.data.secrets import redact
 from headwater.errors import BadSampleError, ChangedError, ConfigError, StoreError
 
 SCHEMES = ("file", "s3", "gs", "az")
@@ -40,12 +41,6 @@ class Entry:
     key: str
     size: int
     etag: str
-
-
-def redact(text: str) -> str:
-    """The text without passwords in URLs and without signatures in queries."""
-    text = re.sub(r"://[^/@\s]+@", "://***@", text)
-    return re.sub(r"(?i)([?&](?:sig|signature|token|x-amz-[a-z-]+)=)[^&\s\"']+", r"\1***", text)
 
 
 def key_fault(key: object) -> str | None:
@@ -192,10 +187,17 @@ class Store:
         if fault is not None:
             raise BadSampleError(str(key)[:200], f"refused in {self._shown}: {fault}")
 
-    def read(self, key: str, offset: int = 0, length: int | None = None, etag: str | None = None) -> Any:
+    def read(
+        self,
+        key: str,
+        offset: int = 0,
+        length: int | None = None,
+        etag: str | None = None,
+        max_bytes: int | None = None,
+    ) -> Any:
         """The bytes of an object (a buffer), or `length` of them from `offset`.
 
-        With `etag`, an object that is not the one with that etag is a ChangedError.
+        With `etag`, an object that is not the one with that etag is a ChangedError. More than `max_bytes` are not read.
         """
         self._check(key)
         if offset < 0 or (length is not None and length < 0):
@@ -210,6 +212,10 @@ class Store:
         try:
             result = self._objects.get(key, options=options)
             self.check_etag(key, self._etag(result.meta), etag)
+            start, stop = result.range
+            if max_bytes is not None and stop - start > max_bytes:
+                raise BadSampleError(key, f"has {stop - start:,} bytes in {self._shown}, the limit for one sample is "
+                                     f"{max_bytes:,}; make it smaller")  # fmt: skip
             data = result.bytes()
         except FileNotFoundError:
             raise BadSampleError(key, f"is not in {self._shown}; put it back, or list the data again") from None

@@ -23,6 +23,7 @@ from headwater.core import codecs
 from headwater.core.plan import COMPRESSIONS, ENGINE_CHOICES, LIMITS, PRECISIONS
 from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec
 from headwater.data.samples import SCHEMA, SampleRef, Samples
+from headwater.data.secrets import redact
 from headwater.data.transforms import Transforms
 from headwater.errors import ConfigError, DamagedError
 
@@ -293,7 +294,7 @@ def unpack_rows(codec: str, boundary: Boundary, batch: pa.RecordBatch) -> tuple[
 
 def pack_bad(bad: Sequence[Bad]) -> bytes:
     """Samples without a row, as a batch's metadata."""
-    return json.dumps({"bad": [[each.sample, each.key, each.reason] for each in bad]}).encode() if bad else b""
+    return json.dumps({"bad": [[each.sample, each.key, redact(each.reason)] for each in bad]}).encode() if bad else b""
 
 
 def unpack_bad(metadata: bytes) -> list[Bad]:
@@ -348,9 +349,9 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 def error_to_wire(error: errors.HeadwaterError) -> bytes:
     """An error as the extra bytes of a Flight status; a text that is too long for it loses its middle."""
-    texts = {"text": str(error)}
+    texts = {"text": redact(str(error))}
     if isinstance(error, errors.BadSampleError):
-        texts = {"text": "", "key": error.key, "reason": error.reason}
+        texts = {"text": "", "key": error.key, "reason": redact(error.reason)}
     short = {name: _shorten(text, MAX_ERROR_BYTES // len(texts)) for name, text in texts.items()}
     return json.dumps({"error": type(error).__name__, **short}).encode()
 

@@ -7,11 +7,13 @@ import json
 import os
 import sys
 
+from headwater.data.secrets import keep_out_of_logs
 from headwater.errors import HeadwaterError
 from headwater.node.serve import serve_embedded
 
 if __name__ == "__main__":
     code = 0
+    keep_out_of_logs()
     try:
         numbers = [int(each) if each else None for each in [*sys.argv[2:], "", ""]]
         serve_embedded(sys.argv[1], numbers[0], numbers[1])

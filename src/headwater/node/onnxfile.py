@@ -138,7 +138,7 @@ def _number(value: int) -> bytes:
 def _refers_outside(message: memoryview, kind: str, depth: int) -> bool:
     if depth > _MAX_DEPTH:
         raise ValueError
-    for field, value in _fields(message):
+    for field, value in fields(message):
         if kind == "Tensor":
             if field == _EXTERNAL_DATA or (field == _DATA_LOCATION and value != 0):
                 return True
@@ -149,7 +149,7 @@ def _refers_outside(message: memoryview, kind: str, depth: int) -> bool:
     return False
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
+def fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
     """(field number, value) of a protobuf message: numbers as int, everything else as bytes."""
     for field, value, _ in _spans(message):
         yield field, value

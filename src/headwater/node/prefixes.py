@@ -22,9 +22,12 @@ from headwater.core.tuning import AUTO, ENGINES, Candidate, Tuned
 from headwater.data.wire import UNKNOWN_CALIBRATION, UNKNOWN_PREFIX, Calibrate, Extraction
 from headwater.errors import RefusedError
 from headwater.node import engines
+from headwater.node.allowed import check_upload
 from headwater.node.calibrations import Calibrations
-from headwater.node.child import is_alive
+from headwater.node.child import Children, is_alive
 from headwater.node.engine import Engine
+from headwater.node.onnxfile import check_self_contained
+from headwater.node.trial import try_out
 from headwater.node.tuning import Subject, Tuning
 
 MAX_ENGINES = 8  # loaded at once; the least recently used is dropped
@@ -61,13 +64,16 @@ class _Loaded:
 class Prefixes:
     """ONNX files in `folder`, and engines for those in use; `num_threads` groups run at once."""
 
-    def __init__(self, folder: Path, max_bytes: int, num_threads: int = 1) -> None:
+    def __init__(self, folder: Path, max_bytes: int, num_threads: int = 1, *, is_wary: bool = True) -> None:
+        """`is_wary` of uploads: they are tried out in a process of their own, which takes half a second."""
         self._folder = folder
         self.max_bytes = max_bytes
         self._num_threads = num_threads
+        self._is_wary = is_wary
         self._max_total_bytes = FILES_KEPT * max_bytes
         self._tuning = Tuning(folder.parent / "tuning", num_threads)
         self._calibrations = Calibrations(folder.parent / "int8", self._max_total_bytes)
+        self._children = Children()
         self._lock = threading.Lock()
         self._engines: OrderedDict[Wanted, _Loaded] = OrderedDict()
         self._verified: dict[str, tuple[int, ...]] = {}  # digest → the state of the file when it was last hashed
@@ -108,7 +114,13 @@ class Prefixes:
             if sha.hexdigest() != digest:
                 found = sha.hexdigest()
                 raise RefusedError(f"{total} bytes arrived with sha256 {found}, not {digest}; upload it again")
-            Engine(Path(name).read_bytes())  # refused now if it can't be run; requests may want only a part of it
+            model = Path(name).read_bytes()
+            check_self_contained(model)
+            check_upload(model, self.max_bytes)
+            if self._is_wary:
+                try_out(self._children, Path(name))
+            else:
+                Engine(model)  # refused now if it can't be run; requests may want only a part of it
             os.replace(name, self._path(digest))
             self._make_room(digest)
         except BaseException:
@@ -179,6 +191,7 @@ class Prefixes:
 
     def close(self) -> None:
         """End what is being tried or made."""
+        self._children.close()
         self._tuning.close()
         self._calibrations.close()
 

@@ -25,6 +25,7 @@ from headwater.node.calls import Calls
 from headwater.node.metrics import metrics_text
 from headwater.node.pages import Pages, listen_http
 from headwater.node.service import Node
+from headwater.node.tls import Tls
 
 DRAIN_S = 20.0  # a chunk takes seconds; Kubernetes kills after 30 s
 STOP_WITHIN_S = 1.0  # streams end within 0.25 s of being told; those nobody reads are cut off
@@ -64,6 +65,8 @@ def serve(
     http: str = "",
     announce: Callable[[Node], None] = lambda node: None,
     until_input_ends: bool = False,
+    tokens: Path | None = None,
+    tls: Tls | None = None,
 ) -> None:
     """Serve `roots` until a signal arrives, or, if wanted, until standard input ends.
 
@@ -100,7 +103,7 @@ def serve(
     cache = Cache(rows, cache_bytes, others)
     try:
         node = Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
-                    cache=cache, drain_s=drain_s)  # fmt: skip
+                    cache=cache, drain_s=drain_s, tokens=tokens, tls=tls, is_wary=not until_input_ends)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
         raise ConfigError(
             f"can't listen on {listen} ({error}); is something else running there, or is it not an address of this "

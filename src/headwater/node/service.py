@@ -19,13 +19,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import PIL
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from headwater.core import codecs
+from headwater.core.access import Grant
 from headwater.core.turns import Turns
 from headwater.data import wire
 from headwater.data.cores import machine, usable_cores
@@ -33,15 +33,21 @@ from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
 from headwater.data.layouts import list_samples
 from headwater.data.memory import memory_bytes
 from headwater.data.samples import Samples
-from headwater.data.store import Store, full_url, open_store, redact
+from headwater.data.secrets import redact
+from headwater.data.store import Store, full_url, open_store
 from headwater.errors import ConfigError, HeadwaterError, RefusedError
 from headwater.node import engines
 from headwater.node.cache import Cache
 from headwater.node.calibrations import FORMAT as INT8_FORMAT
 from headwater.node.calls import Asked, Calls, tenant_of
 from headwater.node.child import Children
+from headwater.node.door import KEY, Door, grant_of
 from headwater.node.prefixes import Prefixes, Wanted
 from headwater.node.quantise import has_vnni
+from headwater.node.quotas import Quotas
+from headwater.node.roots import is_below
+from headwater.node.tls import Tls
+from headwater.node.tokens import TokensFile
 from headwater.version import VERSION
 
 MAX_CHUNKS = 16  # worked on at once; further ones wait their turn
@@ -65,14 +71,21 @@ class Node(flight.FlightServerBase):
         max_upload_bytes: int = 2 << 30,
         cache: Cache | None = None,
         drain_s: float = 0.0,
+        tokens: Path | None = None,
+        tls: Tls | None = None,
+        is_wary: bool = True,
     ) -> None:
         """`cache` keeps rows that were made; it is closed with the node. None keeps nothing.
 
-        `drain_s` is what requests under way get when the node is told to stop.
+        `drain_s` is what requests under way get when the node is told to stop. With `tokens`, a file, only calls with
+        one of its tokens are answered; without, all are. `is_wary`: uploads may be a stranger's.
         """
         self.roots = tuple(full_url(root) for root in roots)
+        middleware = {} if tokens is None else {KEY: Door(TokensFile(tokens, self.roots))}
+        tls_options = {} if tls is None else tls.server_options()
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
-        self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads)
+        self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads, is_wary=is_wary)
+        self._quotas = Quotas(state / "prefixes")
         self._children = Children()
         self._slow = ThreadPoolExecutor(MAX_CHUNKS, "slow")  # what takes a while, and needs signs of life meanwhile
         self._extractor = Extractor(self.num_threads)
@@ -84,7 +97,7 @@ class Node(flight.FlightServerBase):
         self._room = threading.Condition()  # a turn was given back
         self.calls = Calls(drain_s)
         self.http_port: int | None = None  # of its pages, if it has any
-        super().__init__(listen)
+        super().__init__(listen, middleware=middleware, **tls_options)
 
     def stop(self, within_s: float) -> None:
         """Cut running streams off, end the server and its threads."""
@@ -99,23 +112,27 @@ class Node(flight.FlightServerBase):
         if self.cache is not None:
             self.cache.close()
 
-    def hello(self) -> dict[str, Any]:
-        """Who this is and what it can do."""
+    def hello(self, grant: Grant | None = None) -> dict[str, Any]:
+        """Who this is and what it can do; for a tenant, what concerns it."""
+        roots, max_upload_bytes, prefixes = self.roots, self._prefixes.max_bytes, self._prefixes.in_use()
+        if grant is not None:
+            roots, prefixes = grant.roots or roots, self._quotas.shown(grant, prefixes)
+            max_upload_bytes = grant.quota.upload_bytes(max_upload_bytes)
         return {
             "headwater": VERSION,
             "protocol": wire.PROTOCOL,
-            "roots": list(self.roots),
+            "roots": [redact(root) for root in roots],
             "num_threads": self.num_threads,
             "cores": min(float(self.num_threads), usable_cores()),
             "machine": machine(),
             "memory_bytes": memory_bytes(),
-            "max_upload_bytes": self._prefixes.max_bytes,
+            "max_upload_bytes": max_upload_bytes,
             "codecs": list(codecs.CODECS),
             "precisions": list(engines.precisions()),
             "precision_faults": engines.precision_faults(),
             "engines": list(engines.available()),
             "engine_versions": engines.versions(),
-            "prefixes": self._prefixes.in_use(),
+            "prefixes": prefixes,
             "busy": {**self._extractor.busy.to_json(), **(self.cache.to_json() if self.cache else {})},
             "cache_fault": None if self.cache is None else self.cache.why_off,
             "cpu_s": time.process_time(),
@@ -133,7 +150,7 @@ class Node(flight.FlightServerBase):
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         with self.calls.watched(Asked("action", tenant_of(context))), _as_status():
             if action.type == "hello":
-                return [json.dumps(self.hello()).encode()]
+                return [json.dumps(self.hello(grant_of(context))).encode()]
             if action.type == "has-prefix":
                 digest = _digest(action.body.to_pybytes().decode(errors="replace"))
                 return [json.dumps(digest in self._prefixes).encode()]
@@ -154,7 +171,10 @@ class Node(flight.FlightServerBase):
                     pass
                 return
             digest = _digest((descriptor.command or b"").decode(errors="replace"))
-            self._prefixes.put(digest, self.calls.received(asked, _pieces(reader)))
+            grant = grant_of(context)
+            pieces = self.calls.received(asked, _pieces(reader))
+            self._prefixes.put(digest, self._quotas.pieces(grant, pieces, self._prefixes.max_bytes))
+            self._quotas.uploaded(grant, digest)
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         tenant = tenant_of(context)
@@ -163,35 +183,51 @@ class Node(flight.FlightServerBase):
         asked = Asked.of(request, tenant)
         with self.calls.watched(asked), _as_status():
             self.calls.check_serving()
-            if isinstance(request, wire.Listing):
-                self._check_root(request.url)
-                return self._stream(asked, wire.LISTING_SCHEMA, self._listing(request, context))
             if isinstance(request, wire.Blob):
-                return self._stream(asked, wire.BLOB_SCHEMA, wire.blob_batches(request.num_bytes))
+                return self._stream(asked, context, wire.BLOB_SCHEMA, wire.blob_batches(request.num_bytes))
+            if isinstance(request, wire.Listing):
+                self._check_root(request.url, context)
+                return self._stream(asked, context, wire.LISTING_SCHEMA, self._listing(request, context))
+            chunk = request if isinstance(request, wire.Chunk) else request.chunk
+            self._check_root(chunk.extraction.url, context)
+            self._quotas.uses(grant_of(context), chunk.extraction.prefix)
             if isinstance(request, wire.Probe):
-                self._check_root(request.chunk.extraction.url)
-                return self._stream(asked, wire.BLOB_SCHEMA, self._probe(request, context))
+                return self._stream(asked, context, wire.BLOB_SCHEMA, self._probe(request, context))
             if isinstance(request, wire.Calibrate):
-                self._check_root(request.chunk.extraction.url)
-                return self._stream(asked, wire.BLOB_SCHEMA, self._calibrate(request, context))
-            self._check_root(request.extraction.url)
+                return self._stream(asked, context, wire.BLOB_SCHEMA, self._calibrate(request, context))
             if request.extraction.prefix:  # refuse now rather than in the middle of the stream
                 self._prefixes.check(Wanted.of(request.extraction))
             schema = wire.rows_schema(request.extraction.codec, request.extraction.boundary)
             compression = None if request.extraction.compression == "none" else request.extraction.compression
             options = pa.ipc.IpcWriteOptions(compression=compression)
-            return self._stream(asked, schema, self._rows(request, schema, context), options=options)
+            rows = self._rows(request, schema, context)
+            return self._stream(asked, context, schema, rows, len(request.samples), options=options)
 
     def _stream(
-        self, asked: Asked, schema: pa.Schema, batches: Iterator[Any], **options: Any
+        self,
+        asked: Asked,
+        context: flight.ServerCallContext,
+        schema: pa.Schema,
+        batches: Iterator[tuple[pa.RecordBatch, bytes]],
+        num_rows: int = 0,
+        **options: Any,
     ) -> flight.GeneratorStream:
-        """The batches, counted; a request that is under way for as long as somebody takes them."""
+        """The batches, counted, as fast as the caller's quota allows; under way for as long as somebody takes them."""
+        grant = None if asked.kind == "blob" else grant_of(context)
 
-        def counted() -> Iterator[Any]:
+        def abandoned() -> bool:
+            return self._stopping or context.is_cancelled()
+
+        def allowed() -> Iterator[tuple[pa.RecordBatch, bytes]]:
             with _as_status():
-                yield from self.calls.stream(asked, batches)
+                if grant is None:
+                    yield from self.calls.stream(asked, batches)
+                else:
+                    yield from self.calls.stream(
+                        asked, self._quotas.stream(grant, schema, batches, abandoned, num_rows)
+                    )
 
-        return flight.GeneratorStream(schema, counted(), **options)
+        return flight.GeneratorStream(schema, allowed(), **options)
 
     def _rows(
         self, chunk: wire.Chunk, schema: pa.Schema, context: flight.ServerCallContext
@@ -379,27 +415,20 @@ class Node(flight.FlightServerBase):
                 self._stores[url] = store
         return store
 
-    def _check_root(self, url: str) -> None:
-        wanted = full_url(url)
-        inside = any(_is_below(wanted, root) for root in self.roots)
-        if not inside or ".." in unquote(wanted).split("/"):
-            raise RefusedError(
-                f"{redact(wanted)} is not below what this node serves ({', '.join(map(redact, self.roots))}); "
-                "start it with `headwater serve` and that URL"
-            )
+    def _check_root(self, url: str, context: flight.ServerCallContext) -> None:
+        wanted, grant = full_url(url), grant_of(context)
+        roots = self.roots if grant is None else grant.roots or self.roots
+        if any(is_below(wanted, root) for root in roots):
+            return
+        shown = ", ".join(map(redact, roots))
+        if grant is None:
+            raise RefusedError(f"{redact(wanted)} is not below what this node serves ({shown}); start it with "
+                               "`headwater serve` and that URL")  # fmt: skip
+        raise RefusedError(f"{redact(wanted)} is not below what tenant {grant.tenant} may read ({shown}); ask whoever "
+                           "runs the node for more")  # fmt: skip
 
 
 _ACTIONS = [("hello", "who the node is and what it can do"), ("has-prefix", "does it hold the prefix of this digest?")]
-
-
-def _is_below(url: str, root: str) -> bool:
-    """Is `url` the root or below it, by its text and, for folders, also after links were followed?"""
-    if url != root and not url.startswith(root.rstrip("/") + "/"):
-        return False
-    if not root.startswith("file://"):
-        return True
-    path, top = (os.path.realpath(unquote(urlsplit(each).path)) for each in (url, root))
-    return path == top or path.startswith(top.rstrip("/") + "/")
 
 
 def _ended() -> flight.FlightError:
@@ -436,4 +465,4 @@ def _as_status() -> Iterator[None]:
 
 def _status(error: HeadwaterError) -> flight.FlightServerError:
     # The whole text is in the extra bytes: what a call's trailers hold is limited, and a longer status is lost whole.
-    return flight.FlightServerError(f"{type(error).__name__}: {str(error)[:100]}", wire.error_to_wire(error))
+    return flight.FlightServerError(f"{type(error).__name__}: {redact(str(error))[:100]}", wire.error_to_wire(error))

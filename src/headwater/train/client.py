@@ -18,8 +18,10 @@ import pyarrow.flight as flight
 
 from headwater.data import wire
 from headwater.data.samples import Samples
+from headwater.data.secrets import redact
 from headwater.data.wire import Chunk, Listing
-from headwater.errors import ConfigError, DamagedError, HeadwaterError, RefusedError, UnreachableError, VersionError
+from headwater.errors import DamagedError, HeadwaterError, RefusedError, UnreachableError, VersionError
+from headwater.train.access import TLS, Access
 from headwater.train.reply import Gathering, Reply
 from headwater.version import VERSION
 
@@ -36,9 +38,7 @@ _OPTIONS = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10
 class NodeClient:
     """One node. `prefix` is the ONNX file it must hold before rows can be asked for."""
 
-    def __init__(self, address: str) -> None:
-        if not address.startswith(("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")):
-            raise ConfigError(f"a node's address looks like grpc://host:8815, not {address!r}")
+    def __init__(self, address: str, access: Access | None = None) -> None:
         self.name = address
         self._prefix: tuple[str, Path] | None = None  # what it needs now
         self._files: dict[str, Path] = {}  # what it may need to be sent again, by digest
@@ -47,7 +47,7 @@ class NodeClient:
         self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
         self._lock = threading.Lock()
         with self._plain_errors():
-            self._client = flight.connect(address, generic_options=_OPTIONS)
+            self._client = (access or Access()).connect(address, _OPTIONS)
 
     def hello(self) -> dict[str, Any]:
         """Who answers; VersionError if it speaks another protocol."""
@@ -240,16 +240,22 @@ class NodeClient:
                 found = UnreachableError(f"{self.name}: {found}")
             raise found from None
         except (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError) as error:
-            raise RefusedError(f"{self.name} lets nobody in without a token: {_short(error)}") from None
+            raise RefusedError(f"{self.name} lets nobody in without a token of its own: {_short(error)}") from None
         except (flight.FlightInternalError, pa.ArrowInvalid) as error:
             raise DamagedError(f"{self.name} sent what can't be read ({_short(error)}); {_NOT_OURS}") from None
         except (flight.FlightError, pa.ArrowException, OSError, StopIteration) as error:
             raise UnreachableError(
                 f"{self.name} does not answer ({_short(error)}); is the node running (`headwater serve`), "
-                "is the address right, and can this machine reach it?"
+                f"is the address right, can this machine reach it, and {self._about_tls}?"
             ) from None
+
+    @property
+    def _about_tls(self) -> str:
+        if not self.name.startswith(f"{TLS}://"):
+            return "does it want TLS (grpc+tls://)"
+        return "do certificates fit: is its one signed by tls_ca, and does it want one from you (tls_cert, tls_key)"
 
 
 def _short(error: BaseException) -> str:
     """The first sentence of a gRPC error, without its debug context."""
-    return str(error).split(". gRPC client debug context")[0].split("\n")[0][:300]
+    return redact(str(error).split(". gRPC client debug context")[0].split(". Detail: ")[0].split("\n")[0])[:300]

@@ -31,6 +31,7 @@ from headwater.data.cores import usable_cores
 from headwater.data.holdings import Holdings, unite
 from headwater.data.layouts import list_samples, root_of
 from headwater.data.samples import Samples
+from headwater.data.secrets import redact
 from headwater.data.shards.manifest import check_transforms
 from headwater.data.store import full_url
 from headwater.data.torchvision import as_transforms, from_torchvision
@@ -43,6 +44,7 @@ from headwater.model.cuts import cuts as find_cuts
 from headwater.model.freeze import keep_frozen
 from headwater.model.near import NearModel
 from headwater.progress import Progress
+from headwater.train.access import Access
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.loader import Loader
@@ -166,6 +168,10 @@ def near(
     views: int = 0,
     patience_s: float = PATIENCE_S,
     power: Mapping[str, tuple[float, float]] | None = None,
+    token: str | None = None,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
 ) -> Job:
     """Train `model` on the pictures at `data`, with its frozen part beside them.
 
@@ -198,6 +204,12 @@ def near(
     patience_s     how long to wait for a node to come back once none answers, or for a store that fails
     power          what devices draw in watts, idle and busy, for modelled energy beside each plan's time:
                    {"node": (2, 6), "trainer": (60, 180)}, and "accelerator"
+    token          what whoever runs the nodes gave you; the environment's HEADWATER_TOKEN by default. It is sent over
+                   TLS only (grpc+tls://), or within this machine
+    tls_ca         for grpc+tls://: a file with the authority that signed the nodes' certificates, where that is not one
+                   that every machine knows; HEADWATER_TLS_CA by default
+    tls_cert, tls_key   for nodes that want a certificate from you: files with it and its key; HEADWATER_TLS_CERT and
+                   HEADWATER_TLS_KEY by default
     """
     pinned = plan is not None and plan != "auto"
     if pinned and (cut is not None or codec != "raw" or precision != FULL):
@@ -217,6 +229,10 @@ def near(
         raise ConfigError("node_threads is for the node that nodes=None starts; a node of your own takes --threads")
     if node_cache is not None and nodes is not None:
         raise ConfigError("node_cache is for the node that nodes=None starts; a node of your own takes --cache-size")
+    given = {"token": token, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
+    if (nodes is None or nodes == "inline") and any(given.values()):
+        raise ConfigError(f"{', '.join(name for name in given if given[name])} is for nodes of your own, and no "
+                          "address is given; name them in nodes=[…]")  # fmt: skip
     if type(views) is not int or not 0 <= views < 2**31:
         raise ConfigError(f"views is {views!r}; it must be a whole number, 0 or more")
     if unknown := sorted(set(power or {}) - {"node", "trainer", "accelerator"}):
@@ -237,13 +253,14 @@ def near(
         elif nodes != "inline":
             if isinstance(nodes, str) or not nodes:
                 raise ConfigError(f'nodes is {nodes!r}; it must be a list of addresses, None, or "inline"')
-            clients = [NodeClient(address) for address in nodes]
+            access = Access.of(**given)
+            clients = [NodeClient(address, access) for address in nodes]
         memories = []
         for client in clients:
             stack.callback(client.close)
             memories.append(int(client.hello().get("memory_bytes", 0)))
 
-        with progress.step(f"listing {url}") as tick:
+        with progress.step(f"listing {redact(url)}") as tick:
             listing = Listing(url, layout, path_column, label_column)
             samples, holdings = _list(clients, listing, tick)
         check_transforms(samples, pipeline)
@@ -277,8 +294,8 @@ def near(
             ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs,
                              precisions=precisions)  # fmt: skip
             plan = ranking.best.plan
-        given = None if plan == "auto" else plan
-        chosen = _plan(given, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
+        fixed = None if plan == "auto" else plan
+        chosen = _plan(fixed, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
         source = Source(setting, chosen)
         # Before the nodes go: an iterator that somebody still holds must not wait for them.
         stack.callback(source.close)

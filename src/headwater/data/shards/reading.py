@@ -16,6 +16,10 @@ from headwater.data.shards.record import SUFFIX, WAY_OUT, check_record, check_wh
 from headwater.data.store import Store
 from headwater.errors import BadSampleError
 
+# Of one picture's file, or of one record. The largest record has MAX_PIXELS of `data.decode`, 537 MB; several are read
+# at a time.
+MAX_SAMPLE_BYTES = 1 << 30
+
 
 def is_mapped(store: Store, ref: SampleRef) -> bool:
     """Whether this sample is in a mapped file: no request is needed, and mostly nothing has to be waited for."""
@@ -50,12 +54,12 @@ def read_sample(store: Store, ref: SampleRef) -> Any:
     """
     length = None if ref.length < 0 else ref.length
     if not ref.key.endswith(SUFFIX):
-        return store.read(ref.key, ref.offset, length, ref.etag)
+        return store.read(ref.key, ref.offset, length, ref.etag, MAX_SAMPLE_BYTES)
     etag, crc32 = _split(ref.etag)
     mapped = store.map(ref.key) if store.is_local else None
     if mapped is None:
         try:
-            data = store.read(ref.key, ref.offset, length, etag)
+            data = store.read(ref.key, ref.offset, length, etag, MAX_SAMPLE_BYTES)
         except BadSampleError as error:
             raise BadSampleError(ref.key, f"{error.reason}; {WAY_OUT}") from None
         check_record(data, ref.key, ref.offset, crc32)

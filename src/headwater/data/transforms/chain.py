@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from PIL import Image
 from headwater.core.draw import Draw
 from headwater.core.spec import TensorSpec
 from headwater.data import transforms as table
-from headwater.data.decode import decode
+from headwater.data.decode import decoded
 from headwater.data.shards.record import is_record, read_record
 from headwater.data.transforms.decodestep import Decode
 from headwater.data.transforms.op import Op, PictureOp, Size, ValueOp
@@ -166,7 +166,13 @@ class Transforms:
                 return record.pixels
             image = Image.fromarray(record.pixels)
         else:
-            image = decode(data, key, exif=self._decode.exif, max_pixels=self._decode.max_pixels)
+            with decoded(data, key, exif=self._decode.exif, max_pixels=self._decode.max_pixels) as image:
+                return self._transformed(image, left, key, draw)
+        return self._transformed(image, left, key, draw)
+
+    def _transformed(
+        self, image: Image.Image, left: Sequence[tuple[int, PictureOp]], key: str, draw: Draw
+    ) -> np.ndarray:
         for step, op in left:
             try:
                 image = op.apply(image, draw.stream(step))

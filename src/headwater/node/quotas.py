@@ -1,0 +1,139 @@
+"""What a tenant may take of a node, enforced.
+
+Owns `Quotas`: how many of a tenant's streams run at once and how many rows a second they begin (further ones wait, with
+signs of life meanwhile), and what it may upload and have kept. Which prefix is whose is in files beside them,
+`<digest>.tenant`. A call without a grant, on a node without tokens, passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.core.access import Grant
+from headwater.core.rate import Rate
+from headwater.errors import RefusedError
+
+MAX_WAITING = 256  # streams of one tenant; each is a thread of the node
+_POLL_S = 1.0
+
+
+class Quotas:
+    """`folder` is that of the prefixes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._room = threading.Condition()
+        self._running: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
+        self._rates: dict[tuple[str, int], Rate] = {}
+        self._used: defaultdict[str, set[str]] = defaultdict(set)  # prefixes by tenant, since the start
+
+    def stream(
+        self, grant: Grant | None, schema: pa.Schema, inner: Iterator[Any], abandoned: Callable[[], bool], num_rows: int
+    ) -> Iterator[Any]:
+        """`inner`, once the tenant may have it; until then empty batches. It is told if nobody waits any more."""
+        if grant is None:
+            yield from inner
+            return
+        life = pa.RecordBatch.from_pylist([], schema=schema), b""
+        with self._wait(grant):
+            while not (inside := self._enter(grant)) and not abandoned():
+                yield life
+        try:
+            until = time.monotonic() + self._wait_s(grant, num_rows)
+            while (left_s := until - time.monotonic()) > 0 and not abandoned():
+                time.sleep(min(left_s, _POLL_S))
+                yield life
+            yield from inner
+        finally:
+            if inside:
+                with self._room:
+                    self._running[grant.tenant] -= 1
+                    self._room.notify_all()
+
+    @contextlib.contextmanager
+    def _wait(self, grant: Grant) -> Iterator[None]:
+        with self._room:
+            if self._waiting[grant.tenant] >= MAX_WAITING:
+                raise RefusedError(f"{MAX_WAITING} requests of tenant {grant.tenant} wait already; lower the plan's "
+                                   "prefetch, or run fewer jobs at once")  # fmt: skip
+            self._waiting[grant.tenant] += 1
+        try:
+            yield
+        finally:
+            with self._room:
+                self._waiting[grant.tenant] -= 1
+
+    def _enter(self, grant: Grant) -> bool:
+        """Within a second, or not yet."""
+        most = grant.quota.max_chunks
+        with self._room:
+            if most is not None and not self._room.wait_for(lambda: self._running[grant.tenant] < most, _POLL_S):
+                return False
+            self._running[grant.tenant] += 1
+            return True
+
+    def _wait_s(self, grant: Grant, num_rows: int) -> float:
+        per_s = grant.quota.rows_per_s
+        if per_s is None or not num_rows:
+            return 0.0
+        with self._room:
+            rate = self._rates.setdefault((grant.tenant, per_s), Rate(per_s))
+            return rate.wait_s(num_rows, time.monotonic())
+
+    def uses(self, grant: Grant | None, digest: str | None) -> None:
+        """The tenant has asked for this prefix."""
+        if grant is not None and digest is not None:
+            with self._room:
+                self._used[grant.tenant].add(digest)
+
+    def shown(self, grant: Grant, prefixes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those of the prefixes in use that the tenant has asked for itself."""
+        with self._room:
+            used = set(self._used[grant.tenant])
+        return [each for each in prefixes if each["digest"] in used]
+
+    def pieces(self, grant: Grant | None, pieces: Iterable[bytes], most: int) -> Iterator[bytes]:
+        """An upload, as long as it is within what the tenant may upload and have kept; the node itself takes `most`."""
+        if grant is None:
+            yield from pieces
+            return
+        limit, total = grant.quota.upload_bytes(most), 0
+        for piece in pieces:
+            total += len(piece)
+            if limit < total <= most:  # beyond that the node refuses it by itself
+                raise RefusedError(f"the prefix has more than {limit / 1e6:,.3g} MB, the limit of tenant "
+                                   f"{grant.tenant}; cut earlier, or ask whoever runs the node for more")  # fmt: skip
+            yield piece
+
+    def uploaded(self, grant: Grant | None, digest: str) -> None:
+        """The tenant's prefix is kept from now on; what it used longest ago goes if all of its take too much."""
+        if grant is None:
+            return
+        owner = self._folder / f"{digest}.tenant"
+        with self._room:
+            with contextlib.suppress(OSError):  # on a full disk it is nobody's, and goes with the longest unused ones
+                if not owner.exists():  # otherwise it is somebody else's, who uploaded it at the same time
+                    owner.write_text(grant.tenant)
+            kept = []
+            for mark in self._folder.glob("*.tenant"):
+                with contextlib.suppress(OSError):
+                    if not (file := mark.with_suffix(".onnx")).exists():
+                        mark.unlink()
+                    elif mark.read_text() == grant.tenant:
+                        kept.append((file.stat().st_mtime_ns, file.stat().st_size, file, mark))
+            total, most = sum(size for _, size, _, _ in kept), grant.quota.max_prefix_bytes
+            for _, size, file, mark in sorted(kept):
+                if most is None or total <= most or file.stem == digest:
+                    continue
+                total -= size
+                for path in (file, mark):
+                    path.unlink(missing_ok=True)

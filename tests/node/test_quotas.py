@@ -1,0 +1,138 @@
+"""Quotas: what is above them waits, goes, or is refused; and tenants don't see each other."""
+
+import threading
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from headwater.core.access import Grant, Quota, entry_text, token_digest
+from headwater.errors import RefusedError
+from headwater.node import quotas
+from headwater.node.quotas import Quotas
+from headwater.node.service import Node
+from headwater.train.access import Access
+from headwater.train.client import NodeClient
+
+SCHEMA = pa.schema([("x", pa.int64())])
+TOKENS = {name: f"hw_{name * 43}" for name in "ab"}
+
+
+def grant(tenant="a", **quota):
+    return Grant(tenant, "0" * 64, quota=Quota(**quota))
+
+
+def test_no_more_streams_run_at_once_than_may_and_all_come_through(tmp_path):
+    held, most, running, lock = Quotas(tmp_path), [0], [0], threading.Lock()
+
+    def work():
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        yield "row"
+        with lock:
+            running[0] -= 1
+
+    def one(found):
+        found.append(
+            [each for each in held.stream(grant(max_chunks=2), SCHEMA, work(), lambda: False, 8) if each == "row"]
+        )
+
+    found = []
+    threads = [threading.Thread(target=one, args=(found,)) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == [["row"]] * 8
+    assert most[0] <= 2
+
+
+def test_who_waits_gets_signs_of_life_and_another_tenant_does_not_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(quotas, "_POLL_S", 0.01)
+    held = Quotas(tmp_path)
+    first = held.stream(grant(max_chunks=1), SCHEMA, iter(["first"]), lambda: False, 8)
+    assert next(first) == "first"
+    second = held.stream(grant(max_chunks=1), SCHEMA, iter(["second"]), lambda: False, 8)
+    assert [next(second)[0].num_rows for _ in range(3)] == [0, 0, 0]
+    assert list(held.stream(grant("b", max_chunks=1), SCHEMA, iter(["other"]), lambda: False, 8)) == ["other"]
+    first.close()
+    assert list(second)[-1] == "second"
+
+
+def test_rows_above_the_rate_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(quotas, "_POLL_S", 0.01)
+    held, slow = Quotas(tmp_path), grant(rows_per_s=10)
+    assert list(held.stream(slow, SCHEMA, iter(["at once"]), lambda: False, 1)) == ["at once"]
+    later = list(held.stream(slow, SCHEMA, iter(["later"]), lambda: False, 1))
+    assert later[-1] == "later"
+    assert len(later) > 1
+
+
+def test_nobody_waits_for_one_who_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(quotas, "_POLL_S", 0.01)
+    held, slow = Quotas(tmp_path), grant(rows_per_s=1, max_chunks=1)
+    for _ in range(3):
+        assert list(held.stream(slow, SCHEMA, iter(["told"]), lambda: True, 10**6))[-1] == "told"
+
+
+def test_a_queue_has_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(quotas, "_POLL_S", 0.01)
+    monkeypatch.setattr(quotas, "MAX_WAITING", 1)
+    held, few = Quotas(tmp_path), grant(max_chunks=1)
+    inside, waiting, late = (held.stream(few, SCHEMA, iter(["x"]), lambda: False, 1) for _ in range(3))
+    next(inside)
+    next(waiting)
+    with pytest.raises(RefusedError, match="1 requests of tenant a wait already; lower the plan's prefetch"):
+        next(late)
+
+
+def test_a_tenants_longest_unused_prefixes_go_first_and_nobody_elses(tmp_path):
+    held, small = Quotas(tmp_path), grant(max_prefix_bytes=20)
+
+    def upload(who, name):
+        path = tmp_path / f"{name}.onnx"
+        path.write_bytes(bytes(8))
+        held.uploaded(who, name)
+        return path
+
+    theirs = upload(grant("b"), "b1")
+    mine = [upload(small, f"a{number}") for number in range(4)]
+    assert [path.exists() for path in mine] == [False, False, True, True]
+    assert theirs.exists()
+    again = Quotas(tmp_path)  # after a restart
+    last = tmp_path / "a9.onnx"
+    last.write_bytes(bytes(20))
+    again.uploaded(replace(small), "a9")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a9.onnx", "a9.tenant", "b1.onnx", "b1.tenant"]
+
+
+@pytest.fixture
+def tenants(pictures, state, tmp_path):
+    """Two tenants of one node."""
+    file = tmp_path / "tokens.toml"
+    entries = {"a": {"max_chunks": 1, "rows_per_second": 1000}, "b": {}}
+    file.write_text("".join(entry_text(name, token_digest(TOKENS[name]), entries[name]) for name in "ab"))
+    node = Node("grpc://127.0.0.1:0", (str(pictures),), state=state, num_threads=2, tokens=file)
+    clients = {name: NodeClient(f"grpc://127.0.0.1:{node.port}", Access(TOKENS[name])) for name in "ab"}
+    yield clients
+    for each in clients.values():
+        each.close()
+    node.stop(5)
+
+
+def test_a_tenant_sees_its_own_prefixes_alone(tenants, build, chunk_of, tmp_path, never):
+    (tmp_path / "x.onnx").write_bytes(build.model())
+    prefix = build.digest(build.model())
+    tenants["a"].upload(prefix, tmp_path / "x.onnx")
+    replies = []
+    threads = [
+        threading.Thread(target=lambda: replies.append(tenants["a"].rows(chunk_of(prefix), never))) for _ in range(3)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert [reply.good.all() for reply in replies] == [True] * 3  # one after the other
+    assert [each["digest"] for each in tenants["a"].hello()["prefixes"]] == [prefix]
+    assert tenants["b"].hello()["prefixes"] == []
