@@ -67,6 +67,7 @@ def test_the_fields_of_the_plan_format():
         "chunk_rows": 64,
         "prefetch": 3,
         "engine": "auto",
+        "host_share": 0.0,
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from tests.train.test_switching import network, outputs, start
 
 import headwater as hw
 from headwater.core.plan import here_plan, near_plan
-from headwater.errors import PlanError
+from headwater.errors import PlanError, UnreachableError
 
 
 def cut_of(job, name):
@@ -73,7 +73,16 @@ def test_whoever_is_killed_the_batches_are_the_same(pictures, start_node, expect
         assert (own_of(job) is not first) == (victim == "own"), "it is started anew, or never ended"
 
 
-def test_the_planner_may_take_it_and_says_so(pictures, start_node):
+def test_a_closed_one_does_not_come_back(pictures, start_node):
+    with start(pictures, [start_node(pictures).address]) as job:
+        job.adopt(near_plan(cut_of(job, "0.3"), host_share=0.5))
+        own, process = job._source._own, own_of(job)
+    with pytest.raises(UnreachableError, match="closed with its job"):
+        own.prepare()
+    assert own._node._process is process
+
+
+def test_a_job_says_what_is_done_here(pictures, start_node):
     with start(pictures, [start_node(pictures).address]) as job:
         job.adopt(near_plan(cut_of(job, "0.3"), host_share=0.25))
         assert "25 % of the pictures are read and done here" in job.describe()

@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Event
 
 from headwater.data.wire import Chunk
+from headwater.errors import UnreachableError
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.reply import Reply
@@ -24,7 +25,8 @@ class OwnNode:
     def __init__(self, root: str, num_threads: int | None = None) -> None:
         self._root, self._num_threads = root, num_threads
         self._files: dict[str, Path] = {}
-        self._lock = threading.Lock()
+        self._lock, self._starting = threading.Lock(), threading.Lock()
+        self._closed = False
         self.read_bytes = 0  # of samples, so far
         self._node, self._client = self._start()
 
@@ -37,14 +39,17 @@ class OwnNode:
 
     def prepare(self) -> None:
         """Answer, or raise; a node that has ended is started anew."""
-        with self._lock:
+        with self._starting:
+            if self._closed:  # a feed may still ask for whoever was away
+                raise UnreachableError("the node beside the trainer was closed with its job")
             if not self._node.is_alive:
-                self._let_go()
-                self._node, self._client = self._start()
-                for digest, path in self._files.items():
-                    self._client.needs(digest, path)
-            client = self._client
-        client.prepare()
+                node, client = self._start()
+                with self._lock:
+                    ended, self._node, self._client = self._node, node, client
+                    for digest, path in self._files.items():
+                        client.needs(digest, path)
+                ended.close()  # its client goes with whoever still waits for an answer from it
+        self._client.prepare()
 
     def rows(self, chunk: Chunk, stopped: Event) -> Reply:
         reply = self._client.rows(chunk, stopped)
@@ -58,13 +63,11 @@ class OwnNode:
 
     def close(self) -> None:
         """Hang up and end the process."""
-        with self._lock:
-            self._let_go()
+        with self._starting, self._lock:
+            self._closed = True
+            self._client.close()
+            self._node.close()
 
     def _start(self) -> tuple[EmbeddedNode, NodeClient]:
         node = EmbeddedNode(self._root, self._num_threads, cache_bytes=0)
         return node, NodeClient(node.address)
-
-    def _let_go(self) -> None:
-        self._client.close()
-        self._node.close()
