@@ -190,8 +190,8 @@ def _tell(ended: list[Run], save: Path) -> int:
         faults = run.faults()
         for where, count in Counter(f"{each['kind']} {each['where']}" for each in faults).items():
             first = next(each for each in faults if f"{each['kind']} {each['where']}" == where)
-            print(f"\n{run.target.name}: {count} × {where}\n  {first['said'][-600:].strip()}\n  {save / run.target.name}/"
-                  f"{first['input']}")  # fmt: skip
+            kept = save / run.target.name / str(first["input"])
+            print(f"\n{run.target.name}: {count} × {where}\n  {first['said'][-600:].strip()}\n  {kept}")
         harmless = ("crash", "hang", "slow", "memory") if run.target.contained else ()
         failed = failed or any(each["kind"] not in harmless for each in faults) or run.done < run.count
     total = sum(min(run.done, run.count) for run in ended)

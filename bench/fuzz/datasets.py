@@ -38,12 +38,12 @@ def _file(name: str, columns: bool = False) -> Callable[[Room], Harness]:
             asked: list[str | int | None] = [None, None]
             if columns:
                 head, _, rest = data.partition(b"\0")
-                asked = [_column(each) for each in (head.split(b"|", 1) + [b""])[:2]] if rest else asked
+                asked = [_column(each) for each in [*head.split(b"|", 1), b""][:2]] if rest else asked
                 data = rest or data
             path.write_bytes(data)
             samples = list_samples(str(path), path_column=asked[0], label_column=asked[1])
             for ref in samples.take(range(min(len(samples), 8))):
-                assert 0 <= ref.id
+                assert ref.id >= 0
                 store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length)
 
         return harness

@@ -156,7 +156,7 @@ class _Watch:
             return []
         names, place = [], 0
         while place < len(data):
-            _, mask, _, size = struct.unpack_from("iIII", data, place)
+            _, _, _, size = struct.unpack_from("iIII", data, place)
             name = data[place + 16 : place + 16 + size].rstrip(b"\0").decode()
             if name:  # the folder itself is opened by whoever lists what lies around it
                 names.append(name)

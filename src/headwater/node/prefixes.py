@@ -13,8 +13,9 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from headwater.data.wire import UNKNOWN_CALIBRATION, UNKNOWN_PREFIX, Calibrate, 
 from headwater.errors import RefusedError
 from headwater.node import engines
 from headwater.node.calibrations import Calibrations
-from headwater.node.child import is_alive
+from headwater.node.child import Children, is_alive
 from headwater.node.engine import Engine
+from headwater.node.tryout import try_out as _try_out
 from headwater.node.tuning import Subject, Tuning
 
 MAX_ENGINES = 8  # loaded at once; the least recently used is dropped
@@ -61,13 +63,18 @@ class _Loaded:
 class Prefixes:
     """ONNX files in `folder`, and engines for those in use; `num_threads` groups run at once."""
 
-    def __init__(self, folder: Path, max_bytes: int, num_threads: int = 1) -> None:
+    def __init__(
+        self, folder: Path, max_bytes: int, num_threads: int = 1, try_out: Callable[[Path], None] | None = None
+    ) -> None:
+        """`try_out` has a first look at an upload; by default in a child process."""
         self._folder = folder
         self.max_bytes = max_bytes
         self._num_threads = num_threads
         self._max_total_bytes = FILES_KEPT * max_bytes
         self._tuning = Tuning(folder.parent / "tuning", num_threads)
         self._calibrations = Calibrations(folder.parent / "int8", self._max_total_bytes)
+        self._children = Children()
+        self._try_out = try_out or partial(_try_out, self._children)
         self._lock = threading.Lock()
         self._engines: OrderedDict[Wanted, _Loaded] = OrderedDict()
         self._verified: dict[str, tuple[int, ...]] = {}  # digest → the state of the file when it was last hashed
@@ -108,7 +115,7 @@ class Prefixes:
             if sha.hexdigest() != digest:
                 found = sha.hexdigest()
                 raise RefusedError(f"{total} bytes arrived with sha256 {found}, not {digest}; upload it again")
-            Engine(Path(name).read_bytes())  # refused now if it can't be run; requests may want only a part of it
+            self._try_out(Path(name))  # refused now if it can't be run; requests may want only a part of it
             os.replace(name, self._path(digest))
             self._make_room(digest)
         except BaseException:
@@ -171,6 +178,7 @@ class Prefixes:
 
     def close(self) -> None:
         """End what is being tried or made."""
+        self._children.close()
         self._tuning.close()
         self._calibrations.close()
 
