@@ -138,7 +138,9 @@ def _items(stream: bytes) -> Iterator[_Item]:
 def _upload(room: Room) -> Harness:
     node = _node(room)
     # The first load is the targets' of models.py; in a child for each input it would take a third of a second.
-    node._prefixes = Prefixes(room.state / "uploads", 1 << 16, try_out=lambda path: check_self_contained(path.read_bytes()))
+    node._prefixes = Prefixes(
+        room.state / "uploads", 1 << 16, try_out=lambda path: check_self_contained(path.read_bytes())
+    )
 
     def harness(data: bytes) -> None:
         command, stream = split(data, 2)

@@ -123,8 +123,10 @@ def read_request() -> bytes:
 
 
 def as_child(main: Callable[[], None]) -> None:
-    """In the child: carry it out. An error ends it with 1: Python's own way out would stumble over the thread that waits
-    for the end of the input, and look like an engine that broke."""
+    """In the child: carry it out. An error ends it with 1.
+
+    Python's own way out would stumble over the thread that waits for the input, and look like an engine that broke.
+    """
     try:
         main()
     except BaseException:

@@ -16,7 +16,7 @@ import numpy as np
 
 from headwater.data import wire
 from headwater.errors import HeadwaterError, RefusedError
-from headwater.node.child import Children, read_request
+from headwater.node.child import Children, as_child, read_request
 from headwater.node.engine import Engine
 from headwater.node.onnxfile import check_self_contained
 

@@ -31,7 +31,7 @@ from headwater.core.tuning import trials_to_json as to_json
 from headwater.data.cores import machine, usable_cores
 from headwater.errors import ConfigError, RefusedError
 from headwater.node import engines
-from headwater.node.child import Children, Ended, read_request
+from headwater.node.child import Children, Ended, as_child, read_request
 from headwater.node.engine import first_line
 from headwater.node.onnxfile import check_self_contained, up_to
 
@@ -93,7 +93,7 @@ class Tuning:
             raise RefusedError(f"{engine} can't run this prefix: {fault}; set the plan's engine to \"auto\"")
         if self._broke.get(subject, set()) >= set(able):
             raise RefusedError(
-                "every engine that tried this prefix broke, and would take the node along; cut elsewhere"
+                "every engine that tried this prefix broke, and would end the node as well; cut elsewhere"
             )
         faults = "; ".join(dict.fromkeys(f"{each.candidate.engine}: {each.fault}" for each in trials if each.fault))
         return Tuned(Candidate(able[0]), trials, f"no trial succeeded ({faults or 'the log of the node says more'})")
