@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -195,7 +196,10 @@ def _tell(ended: list[Run], save: Path) -> int:
         harmless = ("crash", "hang", "slow", "memory") if run.target.contained else ()
         failed = failed or any(each["kind"] not in harmless for each in faults) or run.done < run.count
     total = sum(min(run.done, run.count) for run in ended)
-    print(f"\n{total:,} inputs, {sum(len(run.faults()) for run in ended):,} faults; kept in {save}")
+    num_faults = sum(len(run.faults()) for run in ended)
+    print(f"\n{total:,} inputs, {num_faults:,} faults" + (f"; the inputs are in {save}" if num_faults else ""))
+    if not num_faults:
+        shutil.rmtree(save)
     return 1 if failed else 0
 
 

@@ -15,40 +15,56 @@ from PIL import Image
 from pyarrow import parquet
 
 from bench.fuzz.documents import chains
-from bench.fuzz.target import Harness, Room, Target
+from bench.fuzz.target import SECRET, Harness, Room, Target
+from headwater.core.draw import Draw
 from headwater.data.decode import decode
-from headwater.data.layouts import list_samples
+from headwater.data.layouts import list_samples, table, tars
+from headwater.data.layouts.listing import list_one, list_store
+from headwater.data.samples import SampleRef, Samples
 from headwater.data.shards import manifest as about
 from headwater.data.shards.pack import pack
 from headwater.data.shards.reading import read_sample
 from headwater.data.shards.record import header_of
-from headwater.data.store import open_store
+from headwater.data.store import Store, open_store
 from headwater.errors import BadSampleError, ConfigError, DataError
 
 MAX_PIXELS = 1 << 20  # a picture takes as long as it is large; ten thousand sides at once are the decoder's own limit
 
 
-def _file(name: str, columns: bool = False) -> Callable[[Room], Harness]:
-    """Lists the data set of one file with these bytes, and reads what was listed."""
+def _table(name: str) -> Callable[[Room], Harness]:
+    """A manifest with these bytes. What stands before a NUL names its columns."""
 
     def make(room: Room) -> Harness:
         path, store = room.root / name, open_store(str(room.root))
+        listing = list_store(store)
 
         def harness(data: bytes) -> None:
             asked: list[str | int | None] = [None, None]
-            if columns:
-                head, _, rest = data.partition(b"\0")
-                asked = [_column(each) for each in [*head.split(b"|", 1), b""][:2]] if rest else asked
-                data = rest or data
+            head, _, rest = data.partition(b"\0")
+            if rest and not name.endswith(".parquet"):
+                asked, data = [_column(each) for each in [*head.split(b"|", 1), b""][:2]], rest
             path.write_bytes(data)
-            samples = list_samples(str(path), path_column=asked[0], label_column=asked[1])
-            for ref in samples.take(range(min(len(samples), 8))):
-                assert ref.id >= 0
-                store.read(ref.key, ref.offset, None if ref.length < 0 else ref.length)
+            _read(store, table.read_table(listing, name, *asked))
 
         return harness
 
     return make
+
+
+def _tar(room: Room) -> Harness:
+    path, store = room.root / "set.tar", open_store(str(room.root))
+
+    def harness(data: bytes) -> None:
+        path.write_bytes(data)
+        _read(store, tars.read_tars(list_one(store, "set.tar")))
+
+    return harness
+
+
+def _read(store: Store, samples: Samples) -> None:
+    """The first few of what was listed."""
+    for ref in samples.take(range(min(len(samples), 4))):
+        assert SECRET not in bytes(read_sample(store, ref))
 
 
 def _column(text: bytes) -> str | int | None:
@@ -69,9 +85,9 @@ def _parquet_seeds() -> Sequence[bytes]:
         pa.table({"path": ["a/0.jpg"] * 40, "label": [None, *["x"] * 39], "more": [[1, 2]] * 40}),
     ]
     seeds = []
-    for table, compression in zip(tables, ("none", "snappy", "zstd"), strict=True):
+    for rows, compression in zip(tables, ("none", "snappy", "zstd"), strict=True):
         sink = pa.BufferOutputStream()
-        parquet.write_table(table, sink, compression=compression)
+        parquet.write_table(rows, sink, compression=compression)
         seeds.append(sink.getvalue().to_pybytes())
     return seeds
 
@@ -148,15 +164,9 @@ def _manifest(room: Room) -> Harness:
         path.write_bytes(text)
         samples = list_samples(url, "shards")
         about.check_transforms(samples, chains()[0])
-        _read_all(url, samples)
+        _read(open_store(url), samples)
 
     return harness
-
-
-def _read_all(url: str, samples: object) -> None:
-    store = open_store(url)
-    for ref in samples.take(range(min(len(samples), 4))):  # type: ignore[attr-defined]
-        read_sample(store, ref)
 
 
 def _manifest_seeds() -> Sequence[bytes]:
@@ -175,7 +185,7 @@ def _index(room: Room) -> Harness:
     def harness(data: bytes) -> None:
         index.write_bytes(data)
         path.write_bytes(json.dumps({**good, "index_sha256": hashlib.sha256(data).hexdigest()}).encode())
-        _read_all(url, list_samples(url, "shards"))
+        _read(open_store(url), list_samples(url, "shards"))
 
     return harness
 
@@ -194,25 +204,17 @@ def _record(room: Room) -> Harness:
 
     def harness(data: bytes) -> None:
         path.write_bytes(data)
-        from headwater.data.samples import SampleRef
-
         store = open_store(str(room.root))
         found = read_sample(store, SampleRef(0, "one.hws", 0, len(data), len(data), ""))
         row = np.empty(chain.output_spec.shape, np.float32)
         chain.apply(found, "one.hws", out=row)
         for other in chains()[1:]:
             try:
-                other.pixels(found, "one.hws", _draw())
+                other.pixels(found, "one.hws", Draw(0, 0, 0))
             except DataError:
                 continue
 
     return harness
-
-
-def _draw() -> object:
-    from headwater.core.draw import Draw
-
-    return Draw(0, 0, 0)
 
 
 def _record_seeds() -> Sequence[bytes]:
@@ -225,10 +227,10 @@ def _record_seeds() -> Sequence[bytes]:
 
 
 TARGETS = (
-    Target("csv", "a manifest as text, with columns named", _file("list.csv", columns=True), _csv_seeds,
+    Target("csv", "a manifest as text, with columns named", _table("list.csv"), _csv_seeds,
            (DataError, ConfigError), 60, "lines"),
-    Target("parquet", "a manifest as Parquet", _file("list.parquet"), _parquet_seeds, (DataError, ConfigError), 40),
-    Target("tar", "a WebDataset tar", _file("set.tar"), _tar_seeds, (DataError,), 60, "tar"),
+    Target("parquet", "a manifest as Parquet", _table("list.parquet"), _parquet_seeds, (DataError, ConfigError), 40),
+    Target("tar", "a WebDataset tar", _tar, _tar_seeds, (DataError,), 60, "tar"),
     Target("picture", "a picture of any format that is read", _picture, _picture_seeds, (BadSampleError,), 150,
            "picture"),
     Target("manifest", "the manifest of a packed set", _manifest, _manifest_seeds, (DataError,), 30, "json"),

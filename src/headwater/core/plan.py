@@ -159,7 +159,7 @@ def _own_faults(values: Mapping[str, Any]) -> list[str]:
     for name, (low, high) in LIMITS.items():
         if name in values and not low <= values[name] <= high:
             faults.append(f"{name} is {values[name]}; it must lie between {low} and {high}")
-    if "chunk_rows" in values and values.get("node_batch", 0) > values["chunk_rows"]:
+    if {"node_batch", "chunk_rows"} <= set(values) and values["node_batch"] > values["chunk_rows"]:
         faults.append(f"node_batch ({values['node_batch']}) is larger than chunk_rows ({values['chunk_rows']}); "
                       "a node never gets that many rows at once")  # fmt: skip
     return faults

@@ -390,7 +390,7 @@ def _items(reader: Any) -> Iterator[pa.RecordBatch]:
                 raise ConfigError("an upload came with words and no bytes")
             item.data.validate(full=True)
             yield item.data
-    except (pa.ArrowException, UnicodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise ConfigError(f"an upload can't be read: {str(error)[:200]}") from None
 
 
