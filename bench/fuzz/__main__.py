@@ -25,7 +25,6 @@ from bench.fuzz.worker import STATUS_BYTES, Status
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
-HANGS_S = 10.0  # of CPU for one input: it is ended. What takes one to ten seconds is told of by the guard
 STUCK_S = 120.0  # by the wall, for one input
 MAX_DEATHS = 50  # of a target's processes, before it is given up
 KINDS = ("error", "crash", "hang", "slow", "memory", "escape")
@@ -39,6 +38,7 @@ class Run:
     count: int
     folder: Path
     command: list[str]
+    hang_s: float
     done: int = 0
     deaths: int = 0
     process: subprocess.Popen[bytes] | None = None
@@ -92,7 +92,7 @@ class Run:
             self.moved = (done, cpu_s, now)
         if done == self.done:  # still being made ready
             return now - self.began > 2 * STUCK_S
-        return cpu_s - self.moved[1] > HANGS_S or now - self.moved[2] > STUCK_S
+        return cpu_s - self.moved[1] > self.hang_s or now - self.moved[2] > STUCK_S
 
     def _note(self, kind: str, where: str, data: bytes, said: str = "") -> None:
         name = f"{kind}-{self.deaths}"
@@ -132,6 +132,8 @@ def main() -> int:
     parser.add_argument("--targets", help="names, with commas between; all of them if left out")
     parser.add_argument("--seed", type=int, default=0, help="other numbers give other inputs")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time")
+    parser.add_argument("--hang", type=float, default=10.0, metavar="S",
+                        help="of CPU, for one input: then it is ended; one that ends by itself has a second")  # fmt: skip
     parser.add_argument("--plain", action="store_true", help="draw inputs even where atheris is installed")
     parser.add_argument("--save", type=Path, help="the folder for inputs that were found; a new one if left out")
     parser.add_argument("--table", default="bench.fuzz", help="the module that has the table of targets")
@@ -150,7 +152,7 @@ def main() -> int:
     command = [sys.executable, "-m", "bench.fuzz.worker", "--seed", str(asked.seed), "--table", asked.table]
     command += ["--guided"] if guided else []
     waiting = [Run(each, counts[each.name], save / each.name,
-                   [*command, "--corpus", str(asked.corpus / each.name)])
+                   [*command, "--corpus", str(asked.corpus / each.name)], asked.hang)
                for each in sorted(targets, key=lambda each: -counts[each.name])]  # fmt: skip
     ended = _carry_out(waiting, asked.jobs)
     return _tell(ended, save)

@@ -107,7 +107,7 @@ class Guard:
             if not isinstance(path, int) and not self._may_open(path, flags):
                 self._escapes.append(f"open {path!r}")
         elif event in _WRITES:
-            if not isinstance(arguments[0], int) and not _full(arguments[0]).startswith(self._inside):
+            if not isinstance(arguments[0], int) and not _full(arguments[0], arguments[-1]).startswith(self._inside):
                 self._escapes.append(f"{event} {arguments[0]!r}")
         elif event.startswith(_STARTS):
             self._escapes.append(f"{event} {str(arguments)[:100]}")
@@ -120,8 +120,10 @@ class Guard:
         return reads_only and full.startswith((*_OWN, *_OF_ALL))
 
 
-def _full(path: Any) -> str:
-    return os.path.realpath(os.fsdecode(path))
+def _full(path: Any, folder: Any = None) -> str:
+    """`folder` is an open one that the path begins in, where it is a number above zero."""
+    base = os.readlink(f"/proc/self/fd/{folder}") if isinstance(folder, int) and folder > 0 else ""
+    return os.path.realpath(os.path.join(base, os.fsdecode(path)))
 
 
 def _place(error: BaseException) -> str:

@@ -6,7 +6,6 @@ loaded and run before. That is no proof for other rows, but what is made to brea
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -15,14 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from headwater.data import wire
+from headwater.data.memory import memory_bytes
 from headwater.errors import HeadwaterError, RefusedError
 from headwater.node.child import Children, as_child, read_request
-from headwater.node.engine import Engine
+from headwater.node.engine import Engine, first_line
 from headwater.node.onnxfile import check_self_contained
 
 WITHIN_S = 120.0  # a model of some gigabytes on a slow device
 MEMORY_TIMES = 8  # of the file: engines keep weights twice or thrice while they rearrange them
-MEMORY_SPARE_BYTES = 8 << 30  # of addresses: engines reserve far more than they use
+MEMORY_SPARE_BYTES = 2 << 30  # on top of that, or all that the node has where that is less
 _MAX_ROW_ITEMS = 64 << 20
 
 
@@ -53,17 +53,25 @@ def main() -> None:
     answer: dict[str, str | None] = {"error": None}
     try:
         model = Path(asked["path"]).read_bytes()
-        _limit(MEMORY_SPARE_BYTES + MEMORY_TIMES * len(model))
+        _limit(min(MEMORY_SPARE_BYTES, memory_bytes()) + MEMORY_TIMES * len(model))
         engine = Engine(model)
         if (rows := _rows(engine.row_shape)) is not None:
-            with contextlib.suppress(Exception):  # for these rows, or for any: a request is told when it comes
-                engine.try_run(rows)
+            _run(engine, rows)
     except HeadwaterError as error:
         answer["error"] = wire.error_to_wire(error).decode()
     except MemoryError:
         answer["error"] = wire.error_to_wire(RefusedError("the prefix takes too much memory to be loaded")).decode()
     print(json.dumps(answer), file=said, flush=True)
     os._exit(0)  # engines' threads need not be waited for
+
+
+def _run(engine: Engine, rows: np.ndarray) -> None:
+    """One row through it. What it says of such rows is told to whoever asks for some; what it takes of memory, now."""
+    try:
+        engine.try_run(rows)
+    except Exception as error:
+        if isinstance(error, MemoryError) or "alloc" in str(error).lower():
+            raise RefusedError(f"the prefix takes too much memory for one row: {first_line(error)}") from None
 
 
 def _limit(num_bytes: int) -> None:

@@ -1,0 +1,61 @@
+"""Every parser that strangers' bytes reach takes them or refuses them plainly. The long run is `python -m bench.fuzz`."""
+
+import random
+from pathlib import Path
+
+import pytest
+from bench.fuzz import TARGETS
+from bench.fuzz.guard import Guard
+from bench.fuzz.mutate import mutate
+from bench.fuzz.target import Room
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+CORPUS = Path(__file__).with_name("corpus")
+FOUND = sorted(path.relative_to(CORPUS) for path in CORPUS.rglob("*") if path.is_file())
+SLOW = {"onnxruntime": 20, "openvino": 5, "cache": 30, "request": 60, "manifest": 60, "index": 60}
+MOST = 100
+
+
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory, request):
+    """guard(target): what judges its inputs, made once."""
+    made = {}
+
+    def guard_of(name):
+        if name not in made:
+            made[name] = Guard(TARGETS[name], Room.make(tmp_path_factory.mktemp(name)))
+        return made[name]
+
+    return guard_of
+
+
+@pytest.mark.parametrize("place", FOUND, ids=str)
+def test_an_input_that_once_broke_something_is_taken_plainly(place, guard):
+    assert guard(place.parts[0]).run((CORPUS / place).read_bytes()) is None
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_good_inputs_and_changed_ones_are_taken_plainly(name, guard):
+    target, judge = TARGETS[name], guard(name)
+    seeds = list(target.seeds())
+    for seed in seeds[: SLOW.get(name, MOST)]:
+        assert judge.run(seed) is None
+
+    @settings(max_examples=SLOW.get(name, MOST), derandomize=True, database=None)
+    @given(number=st.integers(0, 2**64), seed=st.sampled_from(seeds))
+    def changed(number, seed):
+        assert judge.run(mutate(random.Random(number), seed, target.kind, seeds)) is None
+
+    @settings(max_examples=SLOW.get(name, MOST) // 5, derandomize=True, database=None)
+    @given(st.binary(max_size=300))
+    def anything(data):
+        assert judge.run(data) is None
+
+    changed()
+    anything()
+
+
+def test_each_target_has_a_line_in_the_docs():
+    text = (Path(__file__).parents[2] / "docs" / "fuzzing.md").read_text()
+    assert [name for name in TARGETS if f"| `{name}` |" not in text] == []
