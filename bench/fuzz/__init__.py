@@ -1,15 +1,4 @@
 """Strangers' bytes into every parser that they can reach. See docs/fuzzing.md; `python -m bench.fuzz` runs it.
 
-Owns the table of targets. A target is one line in the table of its file.
+Imports nothing: what is imported before atheris looks at imports, atheris can't guide inputs by.
 """
-
-from __future__ import annotations
-
-from bench.fuzz import datasets, documents, models, replies, requests
-from bench.fuzz.target import Target
-
-TARGETS: dict[str, Target] = {
-    target.name: target
-    for part in (requests, documents, datasets, models, replies)
-    for target in part.TARGETS
-}  # fmt: skip

@@ -132,11 +132,10 @@ def main() -> int:
     parser.add_argument("--targets", help="names, with commas between; all of them if left out")
     parser.add_argument("--seed", type=int, default=0, help="other numbers give other inputs")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time")
-    parser.add_argument("--hang", type=float, default=10.0, metavar="S",
-                        help="of CPU, for one input: then it is ended; one that ends by itself has a second")  # fmt: skip
+    parser.add_argument("--hang", type=float, default=10.0, help="seconds of CPU after which an input is ended")
     parser.add_argument("--plain", action="store_true", help="draw inputs even where atheris is installed")
     parser.add_argument("--save", type=Path, help="the folder for inputs that were found; a new one if left out")
-    parser.add_argument("--table", default="bench.fuzz", help="the module that has the table of targets")
+    parser.add_argument("--table", default="bench.fuzz.table", help="the module that has the table of targets")
     parser.add_argument("--corpus", type=Path, default=CORPUS, help="a folder of inputs for each target")
     asked = parser.parse_args()
     table = importlib.import_module(asked.table).TARGETS

@@ -138,8 +138,9 @@ def _guided(take: Any, seeds: Sequence[bytes], kind: str, count: int, seed: int,
             return bytes(atheris.Mutate(data, max_size))
         return mutate(generator, data, kind, seeds)[:max_size]
 
-    options = [f"-runs={count}", f"-max_len={MAX_BYTES}", f"-seed={seed % 2**31 + 1}", "-timeout=0", "-rss_limit_mb=0",
-               "-malloc_limit_mb=0", "-verbosity=0", f"-artifact_prefix={scratch}/", "-len_control=0"]  # fmt: skip
+    # Time and memory are the guard's to watch.
+    options = [f"-runs={count}", f"-max_len={MAX_BYTES}", f"-seed={seed % 2**31 + 1}", "-timeout=86400",
+               "-rss_limit_mb=0", "-malloc_limit_mb=0", "-verbosity=0", f"-artifact_prefix={scratch}/"]  # fmt: skip
     atheris.Setup(["fuzz", *options, str(folder)], take, custom_mutator=change)
     atheris.Fuzz()
 

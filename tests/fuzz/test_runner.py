@@ -53,9 +53,9 @@ def fuzz(tmp_path):
             (tmp_path / "corpus" / name).mkdir(parents=True)
             (tmp_path / "corpus" / name / "one").write_bytes(b"bad")
         paths = [str(tmp_path / "code"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-        command = [sys.executable, "-m", "bench.fuzz", "--table", "planted", "--inputs", str(3 * len(names)), "--plain", "--hang", "2",
-                   "--corpus", str(tmp_path / "corpus"), "--save", str(tmp_path / "found"), "--targets",
-                   ",".join(names)]  # fmt: skip
+        command = [sys.executable, "-m", "bench.fuzz", "--table", "planted", "--inputs", str(3 * len(names)),
+                   "--plain", "--hang", "2", "--corpus", str(tmp_path / "corpus"), "--save", str(tmp_path / "found"),
+                   "--targets", ",".join(names)]  # fmt: skip
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})  # fmt: skip
         return done, tmp_path / "found"

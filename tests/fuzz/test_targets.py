@@ -1,12 +1,12 @@
-"""Every parser that strangers' bytes reach takes them or refuses them plainly. The long run is `python -m bench.fuzz`."""
+"""Every parser that strangers' bytes reach takes them or refuses them plainly. The long run is bench.fuzz."""
 
 import random
 from pathlib import Path
 
 import pytest
-from bench.fuzz import TARGETS
 from bench.fuzz.guard import Guard
 from bench.fuzz.mutate import mutate
+from bench.fuzz.table import TARGETS
 from bench.fuzz.target import Room
 from hypothesis import given, settings
 from hypothesis import strategies as st
