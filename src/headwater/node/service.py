@@ -389,6 +389,7 @@ def _items(reader: Any) -> Iterator[pa.RecordBatch]:
             if item.data is None:
                 raise ConfigError("an upload came with words and no bytes")
             item.data.validate(full=True)
+            _ = item.data.columns  # their names are text, or an error
             yield item.data
     except (pa.ArrowException, OSError, UnicodeError) as error:
         raise ConfigError(f"an upload can't be read: {str(error)[:200]}") from None
