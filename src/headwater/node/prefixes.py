@@ -29,6 +29,7 @@ from headwater.node.engine import Engine
 from headwater.node.tryout import try_out as _try_out
 from headwater.node.tuning import Subject, Tuning
 
+TRIED_AT_ONCE = 2  # uploads: each takes a process and its memory
 MAX_ENGINES = 8  # loaded at once; the least recently used is dropped
 FILES_KEPT = 8  # times the largest upload: what the folder may hold
 
@@ -75,6 +76,7 @@ class Prefixes:
         self._calibrations = Calibrations(folder.parent / "int8", self._max_total_bytes)
         self._children = Children()
         self._try_out = try_out or partial(_try_out, self._children)
+        self._trying = threading.BoundedSemaphore(TRIED_AT_ONCE)
         self._lock = threading.Lock()
         self._engines: OrderedDict[Wanted, _Loaded] = OrderedDict()
         self._verified: dict[str, tuple[int, ...]] = {}  # digest → the state of the file when it was last hashed
@@ -115,7 +117,8 @@ class Prefixes:
             if sha.hexdigest() != digest:
                 found = sha.hexdigest()
                 raise RefusedError(f"{total} bytes arrived with sha256 {found}, not {digest}; upload it again")
-            self._try_out(Path(name))  # refused now if it can't be run; requests may want only a part of it
+            with self._trying:
+                self._try_out(Path(name))  # refused now if it can't be run; requests may want only a part of it
             os.replace(name, self._path(digest))
             self._make_room(digest)
         except BaseException:

@@ -16,6 +16,7 @@ import numpy as np
 from headwater.data import wire
 from headwater.data.memory import memory_bytes
 from headwater.errors import HeadwaterError, RefusedError
+from headwater.node import engines
 from headwater.node.child import Children, as_child, read_request
 from headwater.node.engine import Engine, first_line
 from headwater.node.onnxfile import check_self_contained
@@ -75,7 +76,9 @@ def _run(engine: Engine, rows: np.ndarray) -> None:
 
 
 def _limit(num_bytes: int) -> None:
-    """Of addresses, on top of those that are taken already."""
+    """Of addresses, on top of those that are taken already. Accelerators lay claim to far more than they use."""
+    if engines.on_accelerator():
+        return
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + num_bytes, now + num_bytes))
 
