@@ -99,7 +99,7 @@ def _cache(room: Room) -> Harness:
         (folder / shelf).mkdir(parents=True)
         (folder / "format").write_bytes(form.replace(b"@FORMAT@", FORMAT.encode()))
         (folder / shelf / "about").write_bytes(about)
-        number = name.decode(errors="replace").replace("/", "_").replace("\0", "_")[:200] or "1"
+        number = name.decode(errors="replace").replace("/", "_").replace("\0", "_")[:40] or "1"
         for path, content in ((f"{number}.keys", keys), (f"{number}.rows", rows)):
             (folder / shelf / path).write_bytes(content)
         cache = Cache(folder, 1 << 20)
