@@ -1,8 +1,8 @@
 """The members of a tar: names, sizes and places, read from its headers alone.
 
 Owns the reading of ustar, GNU and pax headers. Python's `tarfile` reads more kinds, and versions of it that are in use
-run for ever on a size below zero, or for minutes on a long pax header. This takes no longer for a header than for so
-many bytes, always moves on, and refuses what it can't place (sparse files).
+take time with the square of a pax header's length: 13 s for 80 KB (Python 3.11.7, measured). This takes no longer for a
+header than for so many bytes, always moves on, and refuses what it can't place (sparse files, sizes below zero).
 """
 
 from __future__ import annotations
