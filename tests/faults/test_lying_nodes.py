@@ -125,7 +125,8 @@ def test_a_server_that_is_no_node_is_refused(answers, stub, near, pictures):
         near(pictures, [stub(*answers)])
 
 
-HELLO = {"headwater": "0.1.0", "protocol": wire.PROTOCOL}
+HELLO = {"headwater": "0.1.0", "protocol": wire.PROTOCOL, "num_threads": 1, "cores": 1.0, "memory_bytes": 10**9,
+         "max_upload_bytes": 10**9, "cpu_s": 0.1, "busy": {}, "roots": []}  # fmt: skip
 
 
 def listing(metadata, schema=wire.LISTING_SCHEMA):

@@ -37,13 +37,13 @@ class Number:
         if value is None and self.optional:
             return None
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
-            faults.append(f"{where} is {_short(value)}; it must be a {'whole ' if self.whole else ''}number")
+            faults.append(f"{where} is {shown(value)}; it must be a {'whole ' if self.whole else ''}number")
             return None
         if value == 0 and self.zero:
             faults.append(f"{where} is 0: {self.zero}")
             return None
         if not self.low <= value <= self.high:  # NaN fails, too
-            faults.append(f"{where} is {_short(value)}; it must lie between {self.low:g} and {self.high:g}")
+            faults.append(f"{where} is {shown(value)}; it must lie between {self.low:g} and {self.high:g}")
             return None
         return int(value) if self.whole else float(value)
 
@@ -56,10 +56,10 @@ class Text:
 
     def read(self, value: object, where: str, faults: list[str]) -> str | None:
         if not isinstance(value, str) or not value:
-            faults.append(f"{where} is {_short(value)}; it must be a text")
+            faults.append(f"{where} is {shown(value)}; it must be a text")
             return None
         if self.choices and value not in self.choices:
-            faults.append(f"{where} is {_short(value)}; it must be one of {', '.join(self.choices)}")
+            faults.append(f"{where} is {shown(value)}; it must be one of {', '.join(self.choices)}")
         return value
 
 
@@ -69,7 +69,7 @@ class Flag:
 
     def read(self, value: object, where: str, faults: list[str]) -> bool | None:
         if not isinstance(value, bool):
-            faults.append(f"{where} is {_short(value)}; it must be true or false")
+            faults.append(f"{where} is {shown(value)}; it must be true or false")
             return None
         return value
 
@@ -95,7 +95,7 @@ class Many:
 
     def read(self, value: object, where: str, faults: list[str]) -> Any:
         if not isinstance(value, list | tuple):
-            faults.append(f"{where} is {_short(value)}; it must be a list")
+            faults.append(f"{where} is {shown(value)}; it must be a list")
             return None
         return tuple(self.of.read(each, f"{where}[{index}]", faults) for index, each in enumerate(value))
 
@@ -108,7 +108,7 @@ class Table:
 
     def read(self, value: object, where: str, faults: list[str]) -> Any:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            faults.append(f"{where} is {_short(value)}; it must be an object")
+            faults.append(f"{where} is {shown(value)}; it must be an object")
             return None
         return {name: self.of.read(each, f"{where}.{name}", faults) for name, each in value.items()}
 
@@ -131,7 +131,7 @@ def check_record(record: Any, where: str) -> None:
 def read_record(kind: type[T], data: object, where: str, faults: list[str]) -> T | None:
     """A record from JSON; None, with something in `faults`, if it can't be."""
     if not isinstance(data, Mapping):
-        faults.append(f"{where} is {_short(data)}; it must be an object")
+        faults.append(f"{where} is {shown(data)}; it must be an object")
         return None
     before = len(faults)
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
@@ -183,7 +183,8 @@ def _name(name: object) -> str:
     return str(name)[:40]
 
 
-def _short(value: object) -> str:
+def shown(value: object) -> str:
+    """A value in a few words, whatever it is: what is nested may be too deep to be written out."""
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:g}"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:

@@ -14,6 +14,7 @@ from typing import Any
 
 from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut
+from headwater.core.form import shown
 from headwater.core.tuning import AUTO, ENGINES
 from headwater.errors import PlanError
 
@@ -100,10 +101,10 @@ class Plan:
         return plan
 
     @classmethod
-    def loads(cls, text: str) -> Plan:
+    def loads(cls, text: str | bytes) -> Plan:
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PlanError([f"not JSON: {error}"]) from error
         return cls.from_json(data)
 
@@ -186,7 +187,7 @@ def _own_faults(values: Mapping[str, Any]) -> list[str]:
     for name, (low, high) in LIMITS.items():
         if name in values and not low <= values[name] <= high:
             faults.append(f"{name} is {values[name]}; it must lie between {low} and {high}")
-    if values.get("node_batch", 0) > values.get("chunk_rows", LIMITS["node_batch"][1]):
+    if {"node_batch", "chunk_rows"} <= set(values) and values["node_batch"] > values["chunk_rows"]:
         faults.append(f"node_batch ({values['node_batch']}) is larger than chunk_rows ({values['chunk_rows']}); "
                       "a node never gets that many rows at once")  # fmt: skip
     return faults
@@ -197,9 +198,9 @@ def _read(data: object) -> tuple[Plan | None, list[str]]:
         return None, [f"a plan is a JSON object, not {type(data).__name__}"]
     faults = []
     if data.get("format") != FORMAT:
-        faults.append(f"format is {data.get('format')!r}; it must be {FORMAT!r}")
+        faults.append(f"format is {shown(data.get('format'))}; it must be {FORMAT!r}")
     if data.get("version") != VERSION:
-        faults.append(f"version is {data.get('version')!r}; this Headwater reads {VERSION}")
+        faults.append(f"version is {shown(data.get('version'))}; this Headwater reads {VERSION}")
     values: dict[str, Any] = {}
     parts: list[tuple[str, object, dict[str, str]]] = [
         ("stages", data.get("stages"), {stage: stage for stage in STAGES}),
@@ -225,6 +226,6 @@ def _read(data: object) -> tuple[Plan | None, list[str]]:
         if each.name in values and wanted is float and type(values[each.name]) is int:
             values[each.name] = float(values[each.name])
         if each.name in values and type(values[each.name]) is not wanted:
-            faults.append(f"{each.name} is {values.pop(each.name)!r}; it must be {wanted.__name__}")
+            faults.append(f"{each.name} is {shown(values.pop(each.name))}; it must be {wanted.__name__}")
     faults += _own_faults(values)
     return (None if faults else Plan(**values)), faults

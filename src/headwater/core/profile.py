@@ -191,14 +191,14 @@ class Profile:
             raise ConfigError(f"a profile is a JSON object, not {type(data).__name__}")
         if data.get("format") != FORMAT or data.get("version") != VERSION:
             raise ConfigError(
-                f"this is {str(data.get('format'))[:40]!r} version {str(data.get('version'))[:10]}; this Headwater "
+                f"this is {form.shown(data.get('format'))} version {form.shown(data.get('version'))}; this Headwater "
                 f"reads {FORMAT!r} version {VERSION}: measure again with `headwater profile`"
             )
         rest = {name: value for name, value in data.items() if name not in ("format", "version")}
         return form.from_json(cls, rest, "profile")
 
     @classmethod
-    def loads(cls, text: str) -> Profile:
+    def loads(cls, text: str | bytes) -> Profile:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -6,10 +6,12 @@ Owns `TensorSpec`. A spec is known before anything runs, so a plan can be checke
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headwater.core.form import shown
 from headwater.errors import ConfigError
 
 ITEM_BYTES: Mapping[str, int] = {
@@ -28,6 +30,7 @@ ITEM_BYTES: Mapping[str, int] = {
 MAX_DIMS = 32  # NumPy's limit before 2.0, beyond any model's
 MAX_SIDE = 2**31 - 1
 MAX_NAME = 500  # characters
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: JSON has them, no text does
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,9 @@ class TensorSpec:
             name, shape, dtype = (data.get(field) for field in ("name", "shape", "dtype"))
             sizes: Any = shape if isinstance(shape, list | tuple) and len(shape) <= MAX_DIMS else [None]
             whole = all(type(size) is int and size <= MAX_SIDE for size in sizes)
-            if isinstance(name, str) and isinstance(dtype, str) and whole:
+            if isinstance(name, str) and isinstance(dtype, str) and whole and not _SURROGATE.search(name):
                 return cls(name[:MAX_NAME], tuple(sizes), dtype[:MAX_NAME])
-        raise ConfigError(
-            f"not a tensor spec (name, shape of at most {MAX_DIMS} sizes, dtype): {str(data)[:MAX_NAME]!r}"
-        )
+        raise ConfigError(f"not a tensor spec (name in text, shape of at most {MAX_DIMS} sizes, dtype): {shown(data)}")
 
     def __str__(self) -> str:
         return f"{self.name}[{'×'.join(map(str, self.shape)) or 'scalar'}] {self.dtype}"

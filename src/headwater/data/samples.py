@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.core.form import shown
 from headwater.data.store import key_fault, redact
 from headwater.errors import ConfigError
 
@@ -53,16 +54,16 @@ class SampleRef:
     def from_json(cls, data: object) -> SampleRef:
         """From a list that another machine sent: everything about it is checked."""
         if not isinstance(data, list) or len(data) != 6:
-            raise ConfigError(f"a sample is a list [id, key, offset, length, size, etag], not {str(data)[:200]!r}")
+            raise ConfigError(f"a sample is a list [id, key, offset, length, size, etag], not {shown(data)}")
         number, key, offset, length, size, etag = data
         lows = {"id": (number, 0), "offset": (offset, 0), "length": (length, WHOLE), "size": (size, 0)}
         for name, (value, low) in lows.items():
             if type(value) is not int or not low <= value <= _INT64_MAX:
                 raise ConfigError(
-                    f"sample {str(key)[:200]!r}: {name} is {str(value)[:50]!r}; it must be an int ≥ {low}"
+                    f"sample {shown(key)}: {name} is {shown(value)}; it must be an int from {low} to 2**63 - 1"
                 )
         if fault := key_fault(key):
-            raise ConfigError(f"sample {number}: {str(key)[:200]!r} is not a key: {fault}")
+            raise ConfigError(f"sample {number}: {shown(key)} is not a key: {fault}")
         if not isinstance(etag, str) or len(etag) > 1024:
             raise ConfigError(f"sample {number}: the etag is not a text of at most 1,024 characters")
         if length == WHOLE and offset != 0:
@@ -87,6 +88,8 @@ class Packed:
         data = json.loads(text)
         if not isinstance(data, list) or len(data) != 2 or not all(isinstance(part, str) for part in data):
             raise ValueError("packed must be [fingerprint, steps]")
+        if not isinstance(json.loads(data[1]), list):
+            raise ValueError("the steps of a packed set are a list")
         return cls(*data)
 
 
@@ -242,13 +245,17 @@ class Samples:
     def from_table(cls, table: pa.Table) -> Samples:
         """The listing from a table that another machine sent: a damaged one is a ConfigError."""
         if table.schema.remove_metadata() != pa.schema(SCHEMA):
-            raise ConfigError(f"not a listing of samples: columns {table.schema.names}, expected {list(SCHEMA)}")
+            raise ConfigError(f"not a listing of samples: its columns are others than the expected {', '.join(SCHEMA)}")
+        try:
+            table.validate(full=True)
+        except pa.ArrowException as error:
+            raise ConfigError(f"not a listing of samples: {error}") from error
         try:
             about = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
             classes = json.loads(about["classes"])
             url, fingerprint, num_ignored = about["url"], about["fingerprint"], int(about["num_ignored"])
             packed = Packed.from_json(about["packed"]) if "packed" in about else None
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, RecursionError) as error:
             raise ConfigError(f"not a listing of samples: bad or missing metadata ({error!r})") from error
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise ConfigError("not a listing of samples: the classes are not a list of names")

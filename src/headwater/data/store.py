@@ -67,7 +67,10 @@ def full_url(url: str) -> str:
     url = str(url)
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return Path(url).expanduser().absolute().as_uri()
+        try:
+            return Path(url).expanduser().absolute().as_uri()
+        except (RuntimeError, ValueError) as error:  # ~NAME of nobody
+            raise ConfigError(f"{redact(url)[:200]!r} is not a path: {error}; write it from the root") from None
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise ConfigError(f"{redact(url)}: {scheme}:// is not a store that can be read; use {known} or a path")

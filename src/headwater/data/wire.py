@@ -14,12 +14,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 
 from headwater import errors
 from headwater.core import codecs
+from headwater.core.form import shown
 from headwater.core.plan import COMPRESSIONS, ENGINE_CHOICES, LIMITS, PRECISIONS
 from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec
 from headwater.data.samples import SCHEMA, SampleRef, Samples
@@ -105,12 +107,12 @@ class Extraction:
         _check_url(data["url"])
         prefix = data.get("prefix")
         if prefix is not None and not is_digest(prefix):
-            raise ConfigError(f"prefix {str(prefix)[:80]!r} is not a sha256 in hexadecimal")
+            raise ConfigError(f"prefix {shown(prefix)} is not a sha256 in hexadecimal")
         boundary = tuple(TensorSpec.from_json(spec) for spec in data["boundary"])
         engine, calibration = data.get("engine", "auto"), data.get("calibration")
         _require({"engine": engine}, engine=str)
         if calibration is not None and not is_digest(calibration):
-            raise ConfigError(f"calibration {str(calibration)[:80]!r} is not a sha256 in hexadecimal")
+            raise ConfigError(f"calibration {shown(calibration)} is not a sha256 in hexadecimal")
         data = {**data, "engine": engine}
         allowed = {"precision": PRECISIONS, "codec": tuple(codecs.CODECS), "compression": COMPRESSIONS,
                    "engine": ENGINE_CHOICES}  # fmt: skip
@@ -126,11 +128,14 @@ class Extraction:
             raise ConfigError(f"a row has at most {MAX_ROW_BYTES} bytes; cut elsewhere")
         outputs = data.get("outputs")
         if outputs is not None and (
-            not isinstance(outputs, list) or len(outputs) != len(boundary) or len({*map(str, outputs)}) != len(outputs)
-            or not all(isinstance(name, str) for name in outputs)
+            not isinstance(outputs, list) or not all(isinstance(name, str) for name in outputs)
+            or len(outputs) != len(boundary) or len(set(outputs)) != len(outputs)
         ):  # fmt: skip
             raise ConfigError(f"outputs must name each of the row's {len(boundary)} tensors once")
         transforms = Transforms.from_json(data["transforms"])
+        pixels = transforms.pixel_spec
+        if prefix is None and [(spec.shape, spec.dtype) for spec in boundary] != [(pixels.shape, pixels.dtype)]:
+            raise ConfigError(f"without a prefix rows are the pixels {pixels}; the boundary is another")
         return cls(data["url"], transforms, prefix, boundary, data["precision"], data["codec"], data["compression"],
                    data["node_batch"], None if outputs is None else tuple(outputs), engine, calibration)  # fmt: skip
 
@@ -219,7 +224,7 @@ def loads(ticket: bytes) -> Listing | Chunk | Probe | Calibrate | Blob:
         columns = [data.get("path_column"), data.get("label_column")]
         for column in columns:
             if column is not None and type(column) not in (int, str):
-                raise ConfigError(f"a column is named by text or number, not {column!r}")
+                raise ConfigError(f"a column is named by text or number, not {shown(column)}")
         return Listing(data["url"], data["layout"], *columns)
     if data["kind"] == "blob":
         _require(data, num_bytes=int)
@@ -239,7 +244,7 @@ def loads(ticket: bytes) -> Listing | Chunk | Probe | Calibrate | Blob:
         extraction = Extraction.from_json(data["extraction"])
         reuse = data.get("reuse", True)
         if type(reuse) is not bool:
-            raise ConfigError(f"reuse must be bool, not {str(reuse)[:80]!r}")
+            raise ConfigError(f"reuse must be bool, not {shown(reuse)}")
         chunk = Chunk(extraction, data["job"], data["seed"], data["epoch"], data["index"], samples, reuse)
         if data["kind"] == "rows":
             return chunk
@@ -277,10 +282,10 @@ def pack_columns(codec: str, boundary: Boundary, ids: np.ndarray, columns: Seque
 def unpack_rows(codec: str, boundary: Boundary, batch: pa.RecordBatch) -> tuple[np.ndarray, list[np.ndarray]]:
     """Ids and tensors of a record batch; DamagedError if it is not what was asked for."""
     if not batch.schema.equals(rows_schema(codec, boundary), check_metadata=False):
-        raise DamagedError(f"rows came as {batch.schema.names}, not as the boundary {list(map(str, boundary))}")
+        raise DamagedError(f"rows came in other columns than those of the boundary {list(map(str, boundary))}")
     try:
-        batch.validate()
-    except pa.ArrowInvalid as error:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
         raise DamagedError(f"rows came damaged: {error}") from error
     if any(column.null_count for column in batch.columns):
         raise DamagedError("rows came with missing values")
@@ -301,7 +306,7 @@ def unpack_bad(metadata: bytes) -> list[Bad]:
     """The way back from `pack_bad`."""
     try:
         return [Bad(int(sample), str(key), str(reason)) for sample, key, reason in json.loads(metadata)["bad"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedError("rows came with metadata that can't be read") from error
 
 
@@ -372,9 +377,10 @@ def error_from_wire(extra: bytes | None) -> errors.HeadwaterError | None:
         return None
     if not isinstance(data, dict) or not isinstance(data.get("text"), str):
         return None
-    kind = getattr(errors, str(data.get("error")), None)
+    kind = getattr(errors, name, None) if isinstance(name := data.get("error"), str) and name.isascii() else None
     if kind is errors.BadSampleError:
-        return errors.BadSampleError(str(data.get("key")), str(data.get("reason")))
+        key, reason = (value if isinstance(value, str) else "?" for value in (data.get("key"), data.get("reason")))
+        return errors.BadSampleError(key, reason)
     if kind is errors.PlanError:
         return errors.PlanError([data["text"]])
     if not (isinstance(kind, type) and issubclass(kind, errors.HeadwaterError)):
@@ -387,13 +393,15 @@ def _require(data: Any, **kinds: type) -> None:
         raise ConfigError(f"a request is a JSON object, not {type(data).__name__}")
     for name, kind in kinds.items():
         if type(data.get(name)) is not kind:
-            raise ConfigError(f"{name} must be {kind.__name__}, not {str(data.get(name))[:80]!r}")
+            raise ConfigError(f"{name} must be {kind.__name__}, not {shown(data.get(name))}")
 
 
 def _check_url(url: str) -> None:
     """Parsers of URLs drop tabs and line ends, so ".<tab>." would become ".." behind the check that looks for it."""
     if any(letter < " " or letter == "\x7f" or "\ud800" <= letter <= "\udfff" for letter in url):
         raise ConfigError(f"{url[:200]!r} has control characters or lone surrogates; write them as %XX")
+    if "\0" in unquote(url):
+        raise ConfigError(f"{url[:200]!r} has a NUL in it, which no name has")
 
 
 def is_digest(text: object) -> bool:

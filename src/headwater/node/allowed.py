@@ -4,7 +4,7 @@ Owns the list of operators and the limits. Only ONNX's own operators are let thr
 tensors from tensors: nothing that loops, draws random numbers, handles text or opens files. So a run of a prefix ends,
 and gives the same for the same picture.
 
-A small file may still ask for much memory, as it is loaded or as it runs: `node.trial` finds that out.
+A small file may still ask for much memory, as it is loaded or as it runs: `node.tryout` finds that out.
 """
 
 from __future__ import annotations

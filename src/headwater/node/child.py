@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 _FOLDER = "headwater-child-"  # and the number of the process that made it
 _ERRORS_KEPT = 2000
+_FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _POLL_S = 0.25  # how soon it is noticed that nobody waits any more
 
 
@@ -31,6 +34,11 @@ class Ended:
     said: bytes
     errors: str  # the end of what it wrote to standard error
     in_time: bool
+
+    @property
+    def broke(self) -> bool:
+        """Whether it ended in its own code, by a fault that no Python code catches."""
+        return -self.code in _FATAL
 
     def __str__(self) -> str:
         how = f"ended with exit code {self.code}; is it memory?" if self.in_time else "was ended: it took too long"
@@ -112,6 +120,19 @@ def read_request() -> bytes:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     return request
+
+
+def as_child(main: Callable[[], None]) -> None:
+    """In the child: carry it out. An error ends it with 1.
+
+    Python's own way out would stumble over the thread that waits for the input, and look like an engine that broke.
+    """
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _end_with_input() -> None:

@@ -82,6 +82,16 @@ class Engine:
         parts = [self._session.run(rows[start : start + size]) for start in range(0, len(rows), size)]
         return [np.concatenate(each) for each in zip(*parts, strict=True)]
 
+    @property
+    def row_shape(self) -> tuple[object, ...]:
+        """Of its input, as the model says: a size that it leaves open is no number. Only of ONNX Runtime's sessions."""
+        assert isinstance(self._session, OnnxRuntime)
+        return tuple(self._session.row_shape)
+
+    def try_run(self, rows: np.ndarray) -> None:
+        """Run it on these, whatever comes out; raises whatever the engine raises."""
+        self._session.run(rows)
+
     def kernels(self, rows: np.ndarray) -> list[list[Any]]:
         """[name, seconds] of every kernel for these rows; only of an engine made with `profile`, and only once."""
         assert isinstance(self._session, OnnxRuntime)

@@ -13,8 +13,9 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from headwater.node.calibrations import Calibrations
 from headwater.node.child import Children, is_alive
 from headwater.node.engine import Engine
 from headwater.node.onnxfile import check_self_contained
-from headwater.node.trial import try_out
+from headwater.node.tryout import try_out as _try_out
 from headwater.node.tuning import Subject, Tuning
 
+TRIED_AT_ONCE = 2  # uploads: each takes a process and its memory
 MAX_ENGINES = 8  # loaded at once; the least recently used is dropped
 FILES_KEPT = 8  # times the largest upload: what the folder may hold
 
@@ -61,19 +63,36 @@ class _Loaded:
     tuned: Tuned
 
 
+def _load(path: Path) -> None:
+    """RefusedError if it can't be loaded; in this process, for uploads of one's own trainer."""
+    Engine(path.read_bytes())
+
+
 class Prefixes:
     """ONNX files in `folder`, and engines for those in use; `num_threads` groups run at once."""
 
-    def __init__(self, folder: Path, max_bytes: int, num_threads: int = 1, *, is_wary: bool = True) -> None:
-        """`is_wary` of uploads: they are tried out in a process of their own, which takes half a second."""
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        num_threads: int = 1,
+        *,
+        is_wary: bool = True,
+        try_out: Callable[[Path], None] | None = None,
+    ) -> None:
+        """`is_wary` of uploads: they are tried out in a process of their own, which takes half a second.
+
+        `try_out` has a first look at one instead.
+        """
         self._folder = folder
         self.max_bytes = max_bytes
         self._num_threads = num_threads
-        self._is_wary = is_wary
         self._max_total_bytes = FILES_KEPT * max_bytes
         self._tuning = Tuning(folder.parent / "tuning", num_threads)
         self._calibrations = Calibrations(folder.parent / "int8", self._max_total_bytes)
         self._children = Children()
+        self._try_out = try_out or (partial(_try_out, self._children) if is_wary else _load)
+        self._trying = threading.BoundedSemaphore(TRIED_AT_ONCE)
         self._lock = threading.Lock()
         self._engines: OrderedDict[Wanted, _Loaded] = OrderedDict()
         self._verified: dict[str, tuple[int, ...]] = {}  # digest → the state of the file when it was last hashed
@@ -117,10 +136,9 @@ class Prefixes:
             model = Path(name).read_bytes()
             check_self_contained(model)
             check_upload(model, self.max_bytes)
-            if self._is_wary:
-                try_out(self._children, Path(name))
-            else:
-                Engine(model)  # refused now if it can't be run; requests may want only a part of it
+            del model
+            with self._trying:
+                self._try_out(Path(name))  # refused now if it can't be run; requests may want only a part of it
             os.replace(name, self._path(digest))
             self._make_room(digest)
         except BaseException:

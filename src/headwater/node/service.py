@@ -167,7 +167,7 @@ class Node(flight.FlightServerBase):
         asked = Asked("blob" if is_blob else "upload", tenant_of(context))
         with _as_status(), self.calls.under_way(asked):
             if is_blob:
-                for _ in reader:  # only the way it took matters
+                for _ in _bounded(_items(reader), wire.MAX_BLOB_BYTES):  # only the way it took matters
                     pass
                 return
             digest = _digest((descriptor.command or b"").decode(errors="replace"))
@@ -441,9 +441,31 @@ def _digest(text: str) -> str:
     return text
 
 
+def _items(reader: Any) -> Iterator[pa.RecordBatch]:
+    """What was sent, found to be whole: Arrow itself takes the offsets of a batch on trust, and would follow them."""
+    try:
+        for item in reader:
+            if item.data is None:
+                raise ConfigError("an upload came with words and no bytes")
+            item.data.validate(full=True)
+            _ = item.data.columns  # their names are text, or an error
+            yield item.data
+    except (pa.ArrowException, OSError, UnicodeError) as error:
+        raise ConfigError(f"an upload can't be read: {str(error)[:200]}") from None
+
+
+def _bounded(items: Iterator[pa.RecordBatch], max_bytes: int) -> Iterator[pa.RecordBatch]:
+    total = 0
+    for batch in items:
+        total += batch.nbytes
+        if total > max_bytes:
+            raise ConfigError(f"a blob of more than {max_bytes} bytes")
+        yield batch
+
+
 def _pieces(reader: Any) -> Iterator[bytes]:
-    for item in reader:
-        for column in item.data.columns:
+    for batch in _items(reader):
+        for column in batch.columns:
             if not pa.types.is_binary(column.type):
                 raise ConfigError("a prefix is uploaded as one binary column")
             for piece in column:
@@ -465,4 +487,6 @@ def _as_status() -> Iterator[None]:
 
 def _status(error: HeadwaterError) -> flight.FlightServerError:
     # The whole text is in the extra bytes: what a call's trailers hold is limited, and a longer status is lost whole.
-    return flight.FlightServerError(f"{type(error).__name__}: {redact(str(error))[:100]}", wire.error_to_wire(error))
+    # It may quote half a character, which no status holds.
+    said = redact(str(error))[:100].encode(errors="replace").decode()
+    return flight.FlightServerError(f"{type(error).__name__}: {said}", wire.error_to_wire(error))

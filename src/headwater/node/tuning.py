@@ -31,7 +31,7 @@ from headwater.core.tuning import trials_to_json as to_json
 from headwater.data.cores import machine, usable_cores
 from headwater.errors import ConfigError, RefusedError
 from headwater.node import engines
-from headwater.node.child import Children, Ended, read_request
+from headwater.node.child import Children, Ended, as_child, read_request
 from headwater.node.engine import first_line
 from headwater.node.onnxfile import check_self_contained, up_to
 
@@ -64,6 +64,7 @@ class Tuning:
         self._budget_s = budget_s
         self._known: dict[Subject, tuple[Trial, ...]] = {}
         self._children = Children()
+        self._broke: dict[Subject, set[str]] = {}  # the engines that ended their process on it
         self._lock = threading.Lock()
         self._turn = threading.Lock()
 
@@ -90,6 +91,10 @@ class Tuning:
         if engine != AUTO:
             fault = fault_of(trials, engine) or "its trial did not end"
             raise RefusedError(f"{engine} can't run this prefix: {fault}; set the plan's engine to \"auto\"")
+        if self._broke.get(subject, set()) >= set(able):
+            raise RefusedError(
+                "every engine that tried this prefix broke, and would end the node as well; cut elsewhere"
+            )
         faults = "; ".join(dict.fromkeys(f"{each.candidate.engine}: {each.fault}" for each in trials if each.fault))
         return Tuned(Candidate(able[0]), trials, f"no trial succeeded ({faults or 'the log of the node says more'})")
 
@@ -126,6 +131,9 @@ class Tuning:
         if self._children.closed:
             raise RefusedError(_STOPPING)
         trials = _told(ended)
+        if ended.broke:
+            told = [each.candidate.engine for each in trials if each.ended] or able  # before the first: each needs it
+            self._broke.setdefault(subject, set()).update(told)
         for engine in dict.fromkeys(each.candidate.engine for each in trials):
             if fault := fault_of(trials, engine):
                 log.warning("%s can't be used for prefix %s: %s", engine, subject.digest[:12], fault)
@@ -317,4 +325,4 @@ class _Bench:
 
 
 if __name__ == "__main__":
-    main()
+    as_child(main)

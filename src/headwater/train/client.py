@@ -16,7 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from headwater.core.form import shown
 from headwater.data import wire
+from headwater.data.answers import check_hello, check_probe
 from headwater.data.samples import Samples
 from headwater.data.secrets import redact
 from headwater.data.wire import Chunk, Listing
@@ -54,11 +56,13 @@ class NodeClient:
         answer = self._act("hello")
         if not isinstance(answer, dict) or answer.get("protocol") != wire.PROTOCOL:
             found = answer.get("protocol") if isinstance(answer, dict) else None
-            version = answer.get("headwater") if isinstance(answer, dict) else None
+            named = answer.get("headwater") if isinstance(answer, dict) else None
+            version = named if isinstance(named, str) else shown(named)
             raise VersionError(
-                f"{self.name} runs Headwater {version} (protocol {found}), this trainer {VERSION} (protocol "
-                f"{wire.PROTOCOL}); install the same version on both: pip install headwater=={VERSION}"
+                f"{self.name} runs Headwater {version} (protocol {shown(found)}), this trainer {VERSION} "
+                f"(protocol {wire.PROTOCOL}); install the same version on both: pip install headwater=={VERSION}"
             )
+        check_hello(answer, self.name)
         return answer
 
     def needs(self, digest: str, path: Path) -> None:
@@ -102,8 +106,8 @@ class NodeClient:
             for item in reader:
                 about = self._json(item.app_metadata.to_pybytes(), "a listing") if item.app_metadata else {}
                 if not isinstance(about, dict):
-                    raise DamagedError(f"{self.name}: the listing of {listing.url} can't be read: {str(about)[:80]!r}")
-                if "listed" in about:
+                    raise DamagedError(f"{self.name}: the listing of {listing.url} can't be read: {shown(about)}")
+                if type(about.get("listed")) is int:
                     on_progress(about["listed"])
                 elif "whole" in about:
                     whole = about["whole"]
@@ -123,7 +127,9 @@ class NodeClient:
         if not isinstance(found, dict):
             raise DamagedError(f"{self.name}: the answer to a probe is not an object; ask again")
         if "error" in found:
-            raise wire.error_from_wire(str(found["error"]).encode()) or RefusedError(f"{self.name}: {found['error']}")
+            told = shown(found["error"]) if not isinstance(found["error"], str) else found["error"]
+            raise wire.error_from_wire(told.encode(errors="replace")) or RefusedError(f"{self.name}: {told}")
+        check_probe(found, chunk.extraction.prefix is not None, self.name)
         return found
 
     def measure_link(self, at_least_s: float = 1.0) -> tuple[float, float, float]:
@@ -180,6 +186,8 @@ class NodeClient:
         num_bytes = len(ticket)
         with self._plain_errors(), self._reading(ticket, stopped) as reader:
             for item in reader:
+                if item.data is None:
+                    raise DamagedError(f"{self.name} sent words without rows")
                 num_bytes += item.data.nbytes
                 with self._lock:
                     self.received_bytes += item.data.nbytes
@@ -241,7 +249,7 @@ class NodeClient:
             raise found from None
         except (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError) as error:
             raise RefusedError(f"{self.name} lets nobody in without a token of its own: {_short(error)}") from None
-        except (flight.FlightInternalError, pa.ArrowInvalid) as error:
+        except (flight.FlightInternalError, pa.ArrowInvalid, UnicodeError) as error:
             raise DamagedError(f"{self.name} sent what can't be read ({_short(error)}); {_NOT_OURS}") from None
         except (flight.FlightError, pa.ArrowException, OSError, StopIteration) as error:
             raise UnreachableError(

@@ -432,13 +432,13 @@ def _read_profile(profile: Profile | str | os.PathLike[str] | None) -> Profile |
     if profile is None or isinstance(profile, Profile):
         return profile
     try:
-        return Profile.loads(Path(profile).read_text())
+        return Profile.loads(Path(profile).read_bytes())
     except OSError as error:
         raise ConfigError(f"the profile {os.fspath(profile)!r} can't be read: {error}") from error
 
 
 def _read_plan(path: str | os.PathLike[str]) -> Plan:
     try:
-        return Plan.loads(Path(path).read_text())
+        return Plan.loads(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"the plan {os.fspath(path)!r} can't be read: {error}") from error

@@ -310,7 +310,7 @@ def _cache() -> Path:
 def _load(path: Path, cuts: Sequence[Cut], key: Key) -> Profile | None:
     """An earlier profile of the same things; None if there is none, or it no longer fits."""
     try:
-        profile = Profile.loads(path.read_text())
+        profile = Profile.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ConfigError) as error:

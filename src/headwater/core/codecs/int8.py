@@ -32,5 +32,7 @@ class Int8:
 
     def decode(self, columns: Sequence[npt.NDArray[Any]], spec: TensorSpec) -> npt.NDArray[Any]:
         values, scale = columns
-        flat = values.reshape(len(scale), spec.num_items).astype(np.float32) * scale.reshape(-1, 1).astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever sent such a scale; no encoder of ours does
+            flat = values.reshape(len(scale), spec.num_items).astype(np.float32)
+            flat *= scale.reshape(-1, 1)
         return flat.astype(spec.dtype, copy=False).reshape(-1, *spec.shape)

@@ -64,6 +64,8 @@ def read_shards(listing: Listing) -> Samples:
     if which.null_count:
         raise DataError(f"{listing.shown}: the index names shards that {MANIFEST} does not have; {WAY_OUT}")
     lengths = np.asarray(index["length"].to_numpy(), np.int64)
+    if len(index) and pc.min(index["offset"]).as_py() < 0:
+        raise DataError(f"{listing.shown}: the index has a record in front of its shard; {WAY_OUT}")
     return Samples.build(
         listing.store.url,
         manifest.classes,

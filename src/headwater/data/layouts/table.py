@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
-from pyarrow import parquet
 
 from headwater.data.decode import is_picture
 from headwater.data.layouts.listing import Listing, number_labels, some
+from headwater.data.parquetfile import read_parquet
 from headwater.data.samples import Samples
 from headwater.data.store import key_fault
 from headwater.errors import ConfigError, DataError, EmptyDataError, LabelError
@@ -48,7 +48,8 @@ class _Rows:
 
 def _line(data: bytes, row: int) -> int:
     """The number of the line that holds a row, both counted as a reader of them would: lines from 1, rows from 0."""
-    return [number for number, line in enumerate(data.splitlines(), 1) if line][row]
+    lines = [number for number, line in enumerate(data.splitlines(), 1) if line]
+    return lines[min(row, len(lines) - 1)]  # cells with line ends in them: as near as can be told
 
 
 def read_table(listing: Listing, name: str, path_column: Column = None, label_column: Column = None) -> Samples:
@@ -84,9 +85,9 @@ def read_table(listing: Listing, name: str, path_column: Column = None, label_co
 
 def _from_parquet(data: bytes, where: str) -> _Rows:
     try:
-        table = parquet.read_table(pa.BufferReader(data))
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{where}: not a Parquet file: {str(error).splitlines()[0]}; write it again") from None
+        table = read_parquet(data)
+    except ValueError as error:
+        raise DataError(f"{where}: not a Parquet file: {error}; write it again") from None
     return _Rows(where, table.column_names, [_whole(column) for column in table.columns], None)
 
 
@@ -103,6 +104,7 @@ def _from_csv(data: bytes, where: str) -> _Rows:
     if not first.strip():
         return _Rows(where, None, [], data)
     try:
+        data.decode()
         header = [cell.strip() for cell in next(csv.reader([first.decode()], delimiter=delimiter))]
         table = arrow_csv.read_csv(
             pa.BufferReader(data),
@@ -122,6 +124,9 @@ def _from_csv(data: bytes, where: str) -> _Rows:
             f"{some(faults, len(skipped))}; "
             "correct them, or quote cells that have the delimiter in them"
         )
+    if len(table.columns) != len(header):
+        raise DataError(f"{where}: its first line reads as {len(header)} cells or as {len(table.columns)}; is a quote "
+                        "not closed?")  # fmt: skip
     has_header = not any(is_picture(cell) for cell in header)
     columns = [pc.utf8_trim_whitespace(_whole(column)) for column in table.columns]
     if has_header:
@@ -151,9 +156,9 @@ def _neighbour(rows: _Rows, path_at: int) -> int | None:
 def _find(rows: _Rows, asked: Column, argument: str, usual: tuple[str, ...], guess: int | None) -> int:
     count = len(rows.columns)
     has = f"columns {', '.join(rows.names)}" if rows.names else f"{count} columns and no header"
-    if isinstance(asked, str) and not asked.isdigit():
+    if isinstance(asked, str) and not (asked.isascii() and asked.isdigit() and len(asked) < 10):
         if rows.names is None or asked not in rows.names:
-            raise ConfigError(f"{rows.where}: {argument} is {asked!r}, the manifest has {has}; use one of them")
+            raise ConfigError(f"{rows.where}: {argument} is {asked[:80]!r}, the manifest has {has}; use one of them")
         return rows.names.index(asked)
     if asked is not None:
         if not 0 <= int(asked) < count:

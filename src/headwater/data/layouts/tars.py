@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
+from headwater.core.form import shown
 from headwater.data.decode import SUFFIXES
 from headwater.data.layouts.listing import Listing, number_labels, some
+from headwater.data.layouts.members import Member, read_members
 from headwater.data.samples import Samples
 from headwater.data.store import Store
 from headwater.errors import DataError, EmptyDataError, LabelError
@@ -117,18 +118,16 @@ def _index(store: Store, key: str, size: int, etag: str) -> _Shard:
     shard = _Shard(key)
     file = io.BufferedReader(_ObjectFile(store, key, size, etag), _BLOCK)
     try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            for member in tar:
-                if member.isreg():
-                    _add(shard, tar, member)
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+        for member in read_members(file, size):
+            _add(shard, file, member)
+    except ValueError as error:
         raise DataError(
             f"{store!r} {key}: not a whole tar ({size:,} bytes): {error}; it was cut short or is no tar: write it again"
         ) from None
     return shard
 
 
-def _add(shard: _Shard, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+def _add(shard: _Shard, file: BinaryIO, member: Member) -> None:
     folder, _, base = member.name.rpartition("/")
     name, dot, ending = base.partition(".")
     ending = ending.lower()
@@ -140,14 +139,13 @@ def _add(shard: _Shard, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
     if is_picture:
         if group.offset >= 0:
             group.fault = "two pictures"
-        group.offset, group.length = member.offset_data, member.size
+        group.offset, group.length = member.offset, member.size
         return
     if member.size > _MAX_LABEL_BYTES:
         group.fault = f"a label of {member.size:,} bytes"
         return
-    content = tar.extractfile(member)
-    assert content is not None
-    text = content.read()
+    file.seek(member.offset)
+    text = file.read(member.size)
     if ending == "cls":
         group.label = text.decode("utf-8", "replace").strip()
     elif group.label is None:
@@ -162,7 +160,7 @@ def _json_label(text: bytes, fault: str) -> tuple[str | None, str]:
     if value is None:
         return None, fault
     if isinstance(value, bool) or not isinstance(value, int | str):
-        return None, f'"label" is {str(value)[:50]!r}, neither a whole number nor a name'
+        return None, f'"label" is {shown(value)}, neither a whole number nor a name'
     return str(value).strip(), fault
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from headwater.core.form import shown
+from headwater.data.parquetfile import read_parquet
 from headwater.data.samples import Samples
 from headwater.data.shards.record import WAY_OUT
 from headwater.data.store import Store, redact
@@ -50,6 +52,9 @@ INDEX_SCHEMA = pa.schema(
     }
 )
 SOURCE_COLUMNS = ("key", "source_offset", "source_length", "source_size", "source_etag", "label")
+
+
+MAX_NUMBER = 2**31 - 1  # of a shard: the index has 32 bits for it
 
 
 def shard_key(number: int) -> str:
@@ -125,10 +130,13 @@ class Manifest:
             Transforms.from_json(fields["note"].get("steps"))
         except TransformError as error:
             raise _damaged(where, str(error)) from None
+        shards = [Shard(**_typed(Shard, shard, where)) for shard in fields["shards"]]
+        if bad := [shard.number for shard in shards if not 0 <= shard.number <= MAX_NUMBER]:
+            raise _damaged(where, f"it has a shard number {shown(bad[0])}")
         return cls(**{
             **fields,
             "note": Note(**_typed(Note, fields["note"], where)),
-            "shards": [Shard(**_typed(Shard, shard, where)) for shard in fields["shards"]],
+            "shards": shards,
         })  # fmt: skip
 
 
@@ -142,8 +150,8 @@ def _fields(kind: type, data: bytes, where: str) -> dict[str, Any]:
     version = fields.pop("version", None)
     if version != VERSION:
         raise DataError(
-            f"{where} is of format version {version!r}, and this Headwater reads {VERSION}; install the Headwater that "
-            "wrote it, or pack the source again into another folder"
+            f"{where} is of format version {shown(version)}, and this Headwater reads {VERSION}; install the Headwater "
+            "that wrote it, or pack the source again into another folder"
         )
     return _typed(kind, fields, where)
 
@@ -181,11 +189,13 @@ def read_index(store: Store, manifest: Manifest) -> pa.Table:
 
 def table_of(data: Any, where: str) -> pa.Table:
     try:
-        table = parquet.read_table(pa.py_buffer(data))
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(where, str(error).splitlines()[0]) from None
+        table = read_parquet(data)
+    except ValueError as error:
+        raise _damaged(where, str(error)) from None
     if table.schema.remove_metadata() != INDEX_SCHEMA:
         raise _damaged(where, f"it has columns {table.schema.names}")
+    if empty := [name for name in table.column_names if name != "fault" and table[name].null_count]:
+        raise _damaged(where, f"cells of {empty[0]} are empty")
     return table
 
 

@@ -17,10 +17,11 @@ import numpy as np
 from PIL import Image
 
 from headwater.core.draw import Draw
+from headwater.core.form import shown
 from headwater.core.spec import TensorSpec
 from headwater.data import transforms as table
 from headwater.data.decode import decoded
-from headwater.data.shards.record import is_record, read_record
+from headwater.data.shards.record import WAY_OUT, is_record, read_record
 from headwater.data.transforms.decodestep import Decode
 from headwater.data.transforms.op import Op, PictureOp, Size, ValueOp
 from headwater.data.transforms.tofloat import ToFloat
@@ -78,13 +79,13 @@ class Transforms:
     def from_json(cls, data: object) -> Transforms:
         """From plain data that anyone may have written: every field is checked."""
         if not isinstance(data, list) or len(data) > _MAX_OPS:
-            raise TransformError(f"transforms are a list of at most {_MAX_OPS} steps, not {str(data)[:100]!r}")
+            raise TransformError(f"transforms are a list of at most {_MAX_OPS} steps, not {shown(data)}")
         ops = []
         for place, item in enumerate(data):
             name = item.get("op") if isinstance(item, Mapping) else None
             if not isinstance(item, Mapping) or not isinstance(name, str) or name not in table.OPS:
                 known = ", ".join(table.OPS)
-                raise TransformError(f'step {place} is {str(item)[:100]!r}; it must be {{"op": …}} with one of {known}')
+                raise TransformError(f'step {place} is {_step(item)}; it must be {{"op": …}} with one of {known}')
             ops.append(table.OPS[name].from_json({key: value for key, value in item.items() if key != "op"}))
         return cls(ops)
 
@@ -120,11 +121,17 @@ class Transforms:
         return bool(self._values)
 
     @cached_property
-    def pixel_spec(self) -> TensorSpec:
-        """What the picture part gives: uint8 height × width × 3."""
+    def fixed_size(self) -> Size | None:
+        """Height and width that every picture has afterwards; None if they differ."""
         size: Size | None = None
         for _, op in self._pictures:
             size = op.size_after(size)
+        return size
+
+    @cached_property
+    def pixel_spec(self) -> TensorSpec:
+        """What the picture part gives: uint8 height × width × 3."""
+        size = self.fixed_size
         if size is None:
             names = ", ".join(type(op).__name__ for _, op in self._pictures) or "no step"
             raise TransformError(
@@ -163,6 +170,7 @@ class Transforms:
                 )
             left = tuple((step, op) for step, op in left if step >= record.num_steps)
             if not left:
+                self._check_size(record.pixels, key)
                 return record.pixels
             image = Image.fromarray(record.pixels)
         else:
@@ -176,9 +184,18 @@ class Transforms:
         for step, op in left:
             try:
                 image = op.apply(image, draw.stream(step))
-            except ValueError as error:
+            except (ValueError, ArithmeticError) as error:
                 raise BadSampleError(key, f"{type(op).__name__}: {error}") from error
         return np.asarray(image)
+
+    def _check_size(self, pixels: np.ndarray, key: str) -> None:
+        """A record says by itself how large it is; NumPy would make a single pixel fit anywhere."""
+        height, width = self.fixed_size or pixels.shape[:2]
+        if pixels.shape != (height, width, 3):
+            raise BadSampleError(
+                key, f"a record of {pixels.shape[1]}×{pixels.shape[0]} pixels, where the transforms give "
+                f"{width}×{height}: the shard is not of these transforms; {WAY_OUT}"
+            )  # fmt: skip
 
     def finish(self, pixels: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """The value part: uint8 [batch ×] height × width × 3 to float32 [batch ×] 3 × height × width."""
@@ -210,3 +227,8 @@ class Transforms:
             return pixels
         np.copyto(out, pixels)
         return out
+
+
+def _step(item: object) -> str:
+    """What a step that is none looks like."""
+    return f"an object whose op is {shown(item.get('op'))}" if isinstance(item, Mapping) else shown(item)

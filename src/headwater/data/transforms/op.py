@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from headwater.core.draw import Draw
+from headwater.core.form import shown
 from headwater.data.decode import MAX_PIXELS
 from headwater.errors import TransformError
 
@@ -53,7 +55,9 @@ class Op:
 
     def fault(self, field: str, allowed: str) -> TransformError:
         """The error for a field with a value that is not allowed."""
-        found = str(getattr(self, field))[:100]
+        value = getattr(self, field)
+        is_flat = isinstance(value, list | tuple) and len(value) <= 8
+        found = f"({', '.join(map(shown, value))})" if is_flat else shown(value)
         return TransformError(f"{type(self).__name__}: {field} is {found}; it must be {allowed}")
 
 
@@ -90,7 +94,7 @@ def is_int(value: Any, low: int, high: int = MAX_SIDE) -> bool:
 def is_number(value: Any, low: float, high: float = math.inf) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return math.isfinite(value) and low <= value <= high
+    return low <= value <= high and abs(value) <= sys.float_info.max  # NaN is not, nor a whole number beyond floats
 
 
 def set_field(op: Op, name: str, value: Any) -> None:

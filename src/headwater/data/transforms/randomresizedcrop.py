@@ -19,6 +19,7 @@ from headwater.data.transforms.op import (
 )
 
 _TRIES = 10  # torchvision's number
+_MAX = 1e6  # of scale and ratio: what is beyond gives no part of any picture
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class RandomResizedCrop(PictureOp):
 
     def __post_init__(self) -> None:
         check_size(self)
-        check_range(self, "scale", 0.0)
-        check_range(self, "ratio", 1e-6)
+        check_range(self, "scale", 0.0, _MAX)
+        check_range(self, "ratio", 1 / _MAX, _MAX)
         check_interpolation(self)
 
     def size_after(self, size: Size | None) -> Size | None:
@@ -55,9 +56,9 @@ class RandomResizedCrop(PictureOp):
                 return top, left, box_height, box_width
         box_height, box_width = height, width
         if width / height < self.ratio[0]:
-            box_height = round(width / self.ratio[0])
+            box_height = max(1, round(width / self.ratio[0]))
         elif width / height > self.ratio[1]:
-            box_width = round(height * self.ratio[1])
+            box_width = max(1, round(height * self.ratio[1]))
         return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
     def apply(self, image: Image.Image, draw: Draw) -> Image.Image:

@@ -48,6 +48,11 @@ def available() -> tuple[str, ...]:
     return tuple(name for name in ENGINES if importlib.util.find_spec(name) is not None)
 
 
+def on_accelerator() -> bool:
+    """Whether ONNX Runtime here would use one."""
+    return any(name.startswith(("CUDA", "Tensorrt")) for name in onnxruntime.get_available_providers())
+
+
 @cache
 def versions() -> str:
     """The engines in words that tell one installation from another."""

@@ -43,7 +43,8 @@ class OnnxRuntime:
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Of the first input, without its batch."""
-        return tuple(self._session.get_inputs()[0].shape[1:])
+        inputs = self._session.get_inputs()
+        return tuple(inputs[0].shape[1:]) if inputs else ()
 
     def run(self, rows: np.ndarray) -> Sequence[np.ndarray]:
         result: Sequence[np.ndarray] = self._session.run(self.outputs, {self.inputs[0]: rows})

@@ -1,0 +1,12 @@
+"""Every target, by name. A target is one line in the table of its file."""
+
+from __future__ import annotations
+
+from bench.fuzz import datasets, documents, models, replies, requests
+from bench.fuzz.target import Target
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for part in (requests, documents, datasets, models, replies)
+    for target in part.TARGETS
+}  # fmt: skip

@@ -1,0 +1,62 @@
+"""What a node says in JSON: the fields that a trainer counts with are there, and are what they should be.
+
+Owns the checks of the answers to "hello" and to a probe. Other fields are taken as they come: another version of the
+same protocol may say more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from headwater.errors import DamagedError
+
+_HELLO = ("num_threads", "cores", "memory_bytes", "max_upload_bytes", "cpu_s")
+_PROBE = ("base_bytes", "read_s", "read_wait_s", "sample_bytes", "decode_s", "pipeline_s", "pipeline_cpu_s")
+_OF_A_PREFIX = ("finish_s", "prefix_s", "fixed_bytes", "row_bytes")
+_TOO_MUCH = 1e18
+
+
+def check_hello(answer: Mapping[str, Any], where: str) -> None:
+    """DamagedError if this is not what a node says of itself."""
+    faults = [name for name in _HELLO if not _is_amount(answer.get(name))]
+    if not _are_amounts(answer.get("busy")):
+        faults.append("busy")
+    if not isinstance(roots := answer.get("roots"), list) or not all(isinstance(root, str) for root in roots):
+        faults.append("roots")
+    _refuse(faults, f"{where} does not say who it is as a node does")
+
+
+def check_probe(found: Mapping[str, Any], with_prefix: bool, where: str) -> None:
+    """DamagedError if these are not the costs of something."""
+    faults = [name for name in _PROBE + (_OF_A_PREFIX if with_prefix else ()) if not _is_amount(found.get(name))]
+    if not _are_amounts(found.get("encode_s_per_byte")):
+        faults.append("encode_s_per_byte")
+    if with_prefix and not _are_kernels(found.get("kernels")):
+        faults.append("kernels")
+    _refuse(faults, f"{where}: the answer to a probe can't be used")
+
+
+def _refuse(faults: list[str], what: str) -> None:
+    if faults:
+        raise DamagedError(
+            f"{what}: {', '.join(faults)} missing or out of range; is it a Headwater node of this version?"
+        )
+
+
+def _is_amount(value: object) -> bool:
+    """A number that can be counted with; one of many digits can't even be made a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= _TOO_MUCH and (isinstance(value, int) or math.isfinite(value))
+
+
+def _are_amounts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, str) and _is_amount(each) for name, each in value.items())
+
+
+def _are_kernels(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, list) and len(each) == 2 and isinstance(each[0], str) and _is_amount(each[1]) for each in value
+    )
