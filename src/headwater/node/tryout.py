@@ -25,6 +25,7 @@ WITHIN_S = 120.0  # a model of some gigabytes on a slow device
 MEMORY_TIMES = 8  # of the file: engines keep weights twice or thrice while they rearrange them
 MEMORY_SPARE_BYTES = 2 << 30  # on top of that, or all that the node has where that is less
 _MAX_ROW_ITEMS = 64 << 20
+_WAY_OUT = "cut earlier, or export it with its constants computed"
 
 
 def try_out(children: Children, path: Path) -> None:
@@ -72,7 +73,8 @@ def _run(engine: Engine, rows: np.ndarray) -> None:
         engine.try_run(rows)
     except Exception as error:
         if isinstance(error, MemoryError) or "alloc" in str(error).lower():
-            raise RefusedError(f"the prefix takes too much memory for one row: {first_line(error)}") from None
+            raise RefusedError(f"the prefix failed on one row within the memory that it may take here "
+                               f"({first_line(error)}); {_WAY_OUT}") from None  # fmt: skip
 
 
 def _limit(num_bytes: int) -> None:
@@ -84,9 +86,11 @@ def _limit(num_bytes: int) -> None:
 
 
 def _rows(shape: tuple[object, ...]) -> np.ndarray | None:
-    """One row of zeros; None where the model leaves open what a row is."""
+    """One row of zeros; None if that is more than an engine should be tried with."""
     sizes = [size for size in shape if isinstance(size, int) and size > 0]
-    if len(sizes) != len(shape) or int(np.prod(sizes, dtype=np.float64)) > _MAX_ROW_ITEMS:
+    if not shape or len(sizes) != len(shape):
+        raise RefusedError(f"the prefix takes rows of {list(shape)}; only the number of rows may vary")
+    if int(np.prod(sizes, dtype=np.float64)) > _MAX_ROW_ITEMS:
         return None
     return np.zeros((1, *sizes), np.float32)
 
