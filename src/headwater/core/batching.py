@@ -1,8 +1,8 @@
 """How many rows each tenant of a node may run at once, so that all of them together stay within its memory.
 
-Owns the rule; who asks and who waits is the business of `core.admission`. A tenant's memory is a line, measured: so many
-bytes however few rows, and so many more for each row of a group. What a larger group is good for is a curve, measured
-as well: rows a second at some group sizes. Nothing here knows a model.
+Owns the rule; who asks and who waits is the business of `core.admission`. A tenant's memory is a line, measured: so
+many bytes however few rows, and so many more for each row of a group. What a larger group is good for is a curve,
+measured as well: rows a second at some group sizes. Nothing here knows a model.
 
 The rule.
 - Tenants come in the order of their arrival. Each gets in once one row of its group fits beside those before it; from
@@ -12,8 +12,8 @@ The rule.
 - What is left of the memory goes, row by row, to whoever is furthest from its best speed, by weight; who needs more for
   its next row than is left keeps what it has, and the others go on. So nobody can get a row more without another, no
   better off, having fewer (max-min fairness).
-- The curve is of the engine alone, and a group also costs a task and a record batch. So what is left when everyone is at
-  its best speed makes groups larger all the same, up to `STEADY` rows.
+- The curve is of the engine alone, and a group also costs a task and a record batch. So what is left when everyone is
+  at its best speed makes groups larger all the same, up to `STEADY` rows.
 - Tenants of one engine share what that takes however few rows.
 
 What holds (tests/core/test_batching.py): the sum is within the budget; everyone who got in has a row; groups are within

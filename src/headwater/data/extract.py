@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -47,6 +47,35 @@ class Part:
     ids: np.ndarray
     tensors: Sequence[np.ndarray]
     bad: tuple[Bad, ...]
+
+
+class Gate(Protocol):
+    """Who says when a group may begin, and how large it may be: where several share a machine's memory."""
+
+    def take(self, most: int) -> int | None:
+        """The rows that the next group may have, no more than `most`; None if it has to wait."""
+
+    def give(self, rows: int) -> None:
+        """A group of so many rows is sent, and its memory free."""
+
+    def when_worth_asking(self, ask: Callable[[], None]) -> None:
+        """Call this when a group that had to wait may begin."""
+
+
+class Open:
+    """A gate that lets everyone through, in groups of so many rows."""
+
+    def __init__(self, group_rows: int) -> None:
+        self._group_rows = group_rows
+
+    def take(self, most: int) -> int | None:
+        return min(self._group_rows, most)
+
+    def give(self, rows: int) -> None:
+        pass
+
+    def when_worth_asking(self, ask: Callable[[], None]) -> None:
+        pass
 
 
 @dataclass
@@ -93,12 +122,14 @@ class Extractor:
         abandoned: Callable[[], bool] = lambda: False,
         *,
         at_once: int | None = None,
+        gate: Gate | None = None,
     ) -> Iterator[Part]:
         """The chunk's rows in parts, as they get ready. Bad samples are reported, anything else raises.
 
         `run` gets at most `at_once` rows, or a whole group. A group waits for it as pixels, a quarter of the bytes.
+        `gate` says when groups begin and how large they are; without it they are as large as was asked for.
         """
-        passage = _Passage(self, store, chunk, run, at_once)
+        passage = _Passage(self, store, chunk, run, at_once, gate or Open(chunk.extraction.node_batch))
         try:
             yield from passage.parts(abandoned)
         finally:
@@ -123,7 +154,7 @@ class _Passage:
     """One chunk on its way through the stages."""
 
     def __init__(
-        self, extractor: Extractor, store: Store, chunk: Chunk, run: Run | None, at_once: int | None = None
+        self, extractor: Extractor, store: Store, chunk: Chunk, run: Run | None, at_once: int | None, gate: Gate
     ) -> None:
         self._extractor = extractor
         self._store = store
@@ -132,7 +163,8 @@ class _Passage:
         self._at_once = at_once or chunk.extraction.node_batch
         self._transforms = chunk.extraction.transforms
         self._lock = threading.Lock()
-        self._ring = Ring(len(chunk.samples), group_rows=chunk.extraction.node_batch, slots=SLOTS)
+        self._ring = Ring(len(chunk.samples), slots=SLOTS)
+        self._gate = gate
         self._buffers: dict[int, dict[int, np.ndarray]] = {}  # group → sample → its pixels
         self._data: dict[int, Any] = {}
         self._bad: dict[int, Bad] = {}
@@ -143,7 +175,8 @@ class _Passage:
         self._is_mapped = all(is_mapped(store, ref) for ref in chunk.samples)
 
     def parts(self, abandoned: Callable[[], bool]) -> Iterator[Part]:
-        self._tell(self._ring.begin)
+        self._gate.when_worth_asking(self._guard(self._go_on, 0))
+        self._go_on()
         heard = time.monotonic()
         while True:
             try:
@@ -168,6 +201,8 @@ class _Passage:
             del item, part
             heard = time.monotonic()
             self._tell(self._ring.sent, group)
+            self._gate.give(len(self._ring.samples_of(group)))
+            self._go_on()
         if rest := self._new_bad():
             yield self._nothing(rest)
 
@@ -190,6 +225,19 @@ class _Passage:
         with self._lock:
             decisions = event(*args)
             done = self._ring.done
+        self._carry_out(decisions)
+        if done:
+            self._ready.put(None)
+
+    def _go_on(self, _: int = 0) -> None:
+        """Begin as many groups as there are slots and room for."""
+        decisions: list[Decision] = []
+        with self._lock:
+            while self._ring.may_begin and (rows := self._gate.take(self._ring.num_left)) is not None:
+                decisions += self._ring.begin(rows)
+        self._carry_out(decisions)
+
+    def _carry_out(self, decisions: list[Decision]) -> None:
         if self._is_mapped:
             reads = [decision.sample for decision in decisions if isinstance(decision, Read)]
             for group, _ in groupby(reads, self._ring.group_of):
@@ -199,13 +247,14 @@ class _Passage:
                 case Read(sample) if not self._is_mapped:
                     self._extractor._readers.submit(0, self._guard(self._read, sample))
                 case Decode(sample):
-                    self._extractor._compute.submit(_DECODE_NEXT, self._guard(self._decode, sample))
+                    self._compute(_DECODE_NEXT, self._decode, sample)
                 case Infer(group):
-                    self._extractor._compute.submit(_INFER_FIRST, self._guard(self._infer, group))
+                    self._compute(_INFER_FIRST, self._infer, group)
                 case Read() | Send():
                     pass  # _look_at reads; _infer has queued the part
-        if done:
-            self._ready.put(None)
+
+    def _compute(self, urgency: int, task: Callable[[int], None], number: int) -> None:
+        self._extractor._compute.submit(urgency, self._guard(task, number), self._chunk.job)
 
     def _guard(self, task: Callable[[int], None], number: int) -> Callable[[], None]:
         """A task that skips itself once the chunk is abandoned, and hands any error to whoever waits for the rows."""
@@ -226,7 +275,7 @@ class _Passage:
         for number in self._ring.samples_of(group):
             if (data := self._fetch(number)) is not None:
                 self._data[number] = data
-        self._extractor._compute.submit(_DECODE_NEXT, self._guard(self._decode_all, group))
+        self._compute(_DECODE_NEXT, self._decode_all, group)
 
     def _decode_all(self, group: int) -> None:
         """What could be read of a group."""
@@ -272,10 +321,15 @@ class _Passage:
         with self._lock:
             self._bad[ref.id] = Bad(ref.id, ref.key, error.reason)
             self._num_bad[group] += 1
-            if self._num_bad[group] == len(self._ring.samples_of(group)):
+            members = len(self._ring.samples_of(group))
+            is_empty = self._num_bad[group] == members
+            if is_empty:
                 self._buffers.pop(group, None)  # nothing in it will be inferred
         self._extractor.busy.add(num_bad=1)
         self._tell(self._ring.bad, number)
+        if is_empty:
+            self._gate.give(members)
+            self._go_on()
 
     def _infer(self, group: int) -> None:
         with self._lock:
