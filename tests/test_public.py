@@ -31,7 +31,17 @@ def test_the_verbs_of_the_command_line():
         "pack": ["--crop", "--job", "--layout", "--on-bad-sample", "--resize", "--shard-size", "--threads", "--verify"],
         "plan": ["--json", "--output", "--picture"],
         "profile": ["--again", "--json", "--output"],
-        "serve": ["--cache-dir", "--cache-size", "--listen", "--max-upload", "--open", "--state", "--threads"],
+        "serve": [
+            "--cache-dir",
+            "--cache-size",
+            "--listen",
+            "--max-upload",
+            "--memory",
+            "--no-adaptation",
+            "--open",
+            "--state",
+            "--threads",
+        ],
         "train": ["--resume"],
     }
 

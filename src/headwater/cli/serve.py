@@ -34,6 +34,15 @@ def serve(
         "default 10GB, or half of what is free where that is less.",
     ),
     cache_dir: Path = typer.Option(None, help="Folder for kept rows; by default `rows` in the state folder."),
+    memory: str = typer.Option(
+        "", help="How much memory the node may take, such as 2GB; by default what the machine or its cgroup has."
+    ),
+    no_adaptation: bool = typer.Option(
+        False,
+        "--no-adaptation",
+        help="Run every job with the node batch it asks for, whatever memory there is: for benchmarks, which show what "
+        "happens then.",
+    ),
 ) -> None:
     """Serve data to trainers: read, decode, augment, and run the frozen part of their models here.
 
@@ -45,6 +54,7 @@ def serve(
     if host not in _LOOPBACK and not open_to_all:
         raise ConfigError(f"{host} can be reached by others, who could then read {', '.join(roots)}; say --open if "
                           "that is meant, on a network where everyone may")  # fmt: skip
+    memory_bytes = num_bytes(memory, "--memory") if memory else None
     cache_bytes = num_bytes(cache_size, "--cache-size") if cache_size else None
     for root in roots:
         open_store(root)  # a folder that is not there is found now, not by the first trainer
@@ -57,10 +67,16 @@ def serve(
         said = cache.to_json()
         return f"rows are kept in {cache.folder}, at most {said['cache_budget_bytes'] / 1e9:.3g} GB"
 
+    def shared(node: Node) -> str:
+        found = node.hello()["memory"]["budget_bytes"]
+        return (
+            "memory is not watched (--no-adaptation)" if found is None else f"jobs share {found / 1e9:.3g} GB of memory"
+        )
+
     def announce(node: Node) -> None:
         console = Console()
         console.print(f"serving {', '.join(node.roots)} on grpc://{host}:{node.port} with {node.num_threads} threads")
-        console.print(f"{kept(node)}; Ctrl-C stops it", style="dim")
+        console.print(f"{shared(node)}; {kept(node)}; Ctrl-C stops it", style="dim")
         sys.stdout.flush()
 
     run_node(
@@ -71,6 +87,8 @@ def serve(
         max_upload_bytes=int(max_upload * 1e9),
         cache_bytes=cache_bytes,
         cache_folder=cache_dir,
+        max_memory_bytes=memory_bytes,
+        adapt=not no_adaptation,
         announce=announce,
     )
     sys.stdout.flush()

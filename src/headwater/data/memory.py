@@ -29,9 +29,14 @@ def resident_bytes() -> int:
     Without what was used once and is free again: loading an engine leaves much of that, and runs would seem to need
     nothing because they find it there.
     """
+    give_back()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def give_back() -> None:
+    """Return to the system what this process has freed: malloc keeps it for later, in an arena for each thread."""
     if hasattr(_C, "malloc_trim"):  # of glibc
         _C.malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def reset_peak() -> int | None:

@@ -82,6 +82,11 @@ class Engine:
         parts = [self._session.run(rows[start : start + size]) for start in range(0, len(rows), size)]
         return [np.concatenate(each) for each in zip(*parts, strict=True)]
 
+    def shrink(self) -> None:
+        """Give back what is kept from larger groups. An engine that fails at it keeps its memory."""
+        with contextlib.suppress(Exception):
+            self._session.shrink()
+
     def kernels(self, rows: np.ndarray) -> list[list[Any]]:
         """[name, seconds] of every kernel for these rows; only of an engine made with `profile`, and only once."""
         assert isinstance(self._session, OnnxRuntime)
