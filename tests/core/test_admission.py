@@ -1,6 +1,7 @@
 """Memory is never overdrawn, somebody can always go on, nobody is overtaken, and what was held comes back."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -42,7 +43,7 @@ class World:
         """What is really taken."""
         engines = {self.needs[each].engine: self.needs[each].engine_bytes for each in self.needs}
         held = sum(rows * self.needs[self.open[request]].hold_bytes for request, rows in self.groups)
-        kept = sum(rows * self.needs[each].work_bytes for each, rows in self.kept.items())
+        kept = sum(self.needs[each].work(rows) for each, rows in self.kept.items())
         return sum(engines[each] for each in self.loaded if each) + held + kept
 
     def events(self):
@@ -167,14 +168,15 @@ NEEDS = st.builds(
     work_bytes=st.integers(0, 6),
     hold_bytes=st.integers(0, 3),
     wanted=st.integers(1, 40),
+    piece=st.sampled_from([None, 1, 3, 8]),
 )
 
 
 @given(st.integers(20, 300), st.lists(NEEDS, min_size=1, max_size=5), st.data())
 def test_any_number_of_tenants_comes_and_goes(budget, needs, data):
     sizes = {}
-    needs = [Need(each.engine, sizes.setdefault(each.engine, each.engine_bytes) if each.engine else 0, each.work_bytes,
-                  each.hold_bytes, each.wanted) for each in needs]  # fmt: skip
+    needs = [replace(each, engine_bytes=sizes.setdefault(each.engine, each.engine_bytes) if each.engine else 0)
+             for each in needs]  # fmt: skip
     names = data.draw(st.lists(st.sampled_from(range(len(needs))), max_size=12))
     world = World(budget, {f"{place}": each for place, each in enumerate(needs)}, [f"{each}" for each in names])
     world.loaded.add("")

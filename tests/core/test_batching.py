@@ -19,6 +19,8 @@ DEMANDS = st.lists(
         weight=st.sampled_from([0.5, 1.0, 1.0, 2.0]),
         rates=RATES.map(tuple),
         engine=st.sampled_from(["", "", "a", "b"]),
+        piece=st.sampled_from([None, 1, 4]),
+        beyond_bytes=st.integers(0, 3),
     ),
     max_size=6,
 ).map(lambda found: [replace(each, name=f"job {place}") for place, each in enumerate(found)])
@@ -29,7 +31,7 @@ def total(demands, rows):
     engines = {each.engine or each.name: 0 for each in demands}
     for each in demands:
         engines[each.engine or each.name] = max(engines[each.engine or each.name], each.fixed_bytes)
-    return sum(engines.values()) + sum(rows[each.name] * each.row_bytes for each in demands)
+    return sum(engines.values()) + sum(each.num_bytes(rows[each.name]) - each.fixed_bytes for each in demands)
 
 
 @given(DEMANDS, st.integers(0, 400))
@@ -105,6 +107,11 @@ def test_groups_grow_to_a_steady_size_only_from_what_nobody_needs_for_speed():
     hungry = Demand("hungry", 10, 1, 64, rates=((1, 1.0), (64, 64.0)))
     assert share([quick], 10_000).rows == {"quick": STEADY}
     assert share([quick, hungry], 20 + 8 + 63).rows == {"quick": 8, "hungry": 63}
+
+
+def test_rows_beyond_those_that_go_through_the_engine_at_once_take_less():
+    demand = Demand("job", 10, 20, 64, piece=4, beyond_bytes=1)
+    assert share([demand], 10 + 4 * 20 + 8).rows == {"job": 12}
 
 
 def test_tenants_of_one_engine_pay_for_it_once():

@@ -194,7 +194,7 @@ def breaking(monkeypatch, *broken):
             lines.append({"trying": about})
             if name in broken:
                 return Ended(-9, "\n".join(map(json.dumps, lines)).encode(), "", in_time=True)
-            lines.append({**about, "rows_per_s": 10.0, "fault": ""})
+            lines.append({**about, "rows_per_s": 10.0, "fault": "", "fixed_bytes": 0, "row_bytes": 0})
         return Ended(0, "\n".join(map(json.dumps, lines)).encode(), "", in_time=True)
 
     monkeypatch.setattr(Children, "run", run)

@@ -34,7 +34,8 @@ GONE_S = 120.0  # an engine takes a second or two to load again
 @dataclass(frozen=True)
 class Need:
     """What a tenant takes: bytes of its engine however few rows; for each row of a group, bytes that the engine works
-    in, and bytes of pixels and results; and how large a group is good for what."""
+    in, but for no more than `piece` rows at once, and bytes of pixels and results; and how large a group is good for
+    what."""
 
     engine: str
     engine_bytes: int
@@ -43,9 +44,14 @@ class Need:
     wanted: int
     weight: float = 1.0
     rates: tuple[tuple[int, float], ...] = ()
+    piece: int | None = None
+
+    def work(self, rows: int) -> int:
+        """Bytes that the engine works in for groups of so many rows."""
+        return (rows if self.piece is None else min(rows, self.piece)) * self.work_bytes
 
     def num_bytes(self, rows: int) -> int:
-        return self.engine_bytes + rows * (self.work_bytes + GROUPS * self.hold_bytes)
+        return self.engine_bytes + self.work(rows) + rows * GROUPS * self.hold_bytes
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class _Tenant:
     def row_bytes(self, rows: int, more_held: int = 0) -> int:
         """What its rows take where groups of so many may begin."""
         held = max(GROUPS * rows, self.held + more_held)
-        return max(rows, self.kept_rows) * self.need.work_bytes + held * self.need.hold_bytes
+        return self.need.work(max(rows, self.kept_rows)) + held * self.need.hold_bytes
 
 
 class Admission:
@@ -353,7 +359,8 @@ class Admission:
         for each in self._tenants.values():
             engines.setdefault(each.need.engine, []).append(each)
         for name, users in engines.items():
-            too_much = [each for each in users if each.kept_rows > max(each.rows, each.largest)]
+            too_much = [each for each in users
+                        if each.need.work(each.kept_rows) > each.need.work(max(each.rows, each.largest))]  # fmt: skip
             if too_much and name not in self._letting_go and name not in self._idle_engines():
                 self._letting_go.add(name)
                 decisions.append(Shrink(name))
@@ -366,8 +373,9 @@ class Admission:
 
     def _demand(self, name: str, tenant: _Tenant) -> Demand:
         need = tenant.need
-        row_bytes = need.work_bytes + GROUPS * need.hold_bytes
-        return Demand(name, self._fixed(tenant), row_bytes, need.wanted, need.weight, need.rates, need.engine)
+        beyond_bytes = GROUPS * need.hold_bytes
+        return Demand(name, self._fixed(tenant), need.work_bytes + beyond_bytes, need.wanted, need.weight, need.rates,
+                      need.engine, need.piece, beyond_bytes)  # fmt: skip
 
     def _fixed(self, tenant: _Tenant) -> int:
         return max(tenant.need.engine_bytes, self._loaded.get(tenant.need.engine, 0))

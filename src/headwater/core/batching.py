@@ -36,7 +36,8 @@ class Demand:
     """What one tenant needs and wants.
 
     `rates` are rows a second at some group sizes, in any order; empty while nothing is measured. `engine` names what
-    the fixed bytes are of, if others may use the same.
+    the fixed bytes are of, if others may use the same. A group goes through it in pieces of at most `piece` rows, if
+    that is given: rows beyond take only `beyond_bytes`.
     """
 
     name: str
@@ -46,6 +47,8 @@ class Demand:
     weight: float = 1.0
     rates: tuple[tuple[int, float], ...] = ()
     engine: str = ""
+    piece: int | None = None
+    beyond_bytes: int = 0
 
     def __post_init__(self) -> None:
         assert self.fixed_bytes >= 0
@@ -55,7 +58,12 @@ class Demand:
         assert all(rows >= 1 and rate > 0 for rows, rate in self.rates)
 
     def num_bytes(self, rows: int) -> int:
-        return self.fixed_bytes + rows * self.row_bytes
+        near = rows if self.piece is None else min(rows, self.piece)
+        return self.fixed_bytes + near * self.row_bytes + (rows - near) * self.beyond_bytes
+
+    def next_bytes(self, rows: int) -> int:
+        """What a row more takes than so many."""
+        return self.num_bytes(rows + 1) - self.num_bytes(rows)
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def share(demands: Sequence[Demand], budget_bytes: int) -> Shares:
     inside: list[Demand] = []
     engines: dict[str, int] = {}
     for each in able:
-        need = each.row_bytes + each.fixed_bytes - min(each.fixed_bytes, engines.get(each.engine, 0))
+        need = each.num_bytes(1) - min(each.fixed_bytes, engines.get(each.engine, 0))
         if need > left:
             break
         left -= need
@@ -102,8 +110,8 @@ def _fill(inside: Sequence[Demand], rows: list[int], tops: Sequence[int], left: 
     while lowest:
         *_, place = heapq.heappop(lowest)
         each = inside[place]
-        if rows[place] < tops[place] and each.row_bytes <= left:
-            left -= each.row_bytes
+        if rows[place] < tops[place] and each.next_bytes(rows[place]) <= left:
+            left -= each.next_bytes(rows[place])
             rows[place] += 1
             heapq.heappush(lowest, (level(each, rows[place]), rows[place], place))
     return left

@@ -68,9 +68,11 @@ class Tuned:
 
     @property
     def memory(self) -> tuple[int, int] | None:
-        """Bytes however few rows, and for each row at once, as they were measured."""
-        own = [each for each in self.trials if each.candidate == self.candidate and each.row_bytes]
-        return (own[0].fixed_bytes, own[0].row_bytes) if own else None
+        """Bytes however few rows, and for each row at once, as they were measured; best with the most rows."""
+        own = [each for each in self.trials if each.row_bytes and each.candidate.engine == self.candidate.engine
+               and each.candidate.threads == self.candidate.threads]  # fmt: skip
+        best = max(own, key=lambda each: each.candidate.batch, default=None)
+        return None if best is None else (best.fixed_bytes, best.row_bytes)
 
     @property
     def rates(self) -> tuple[tuple[int, float], ...]:

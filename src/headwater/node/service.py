@@ -32,7 +32,7 @@ from headwater.data import wire
 from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
 from headwater.data.layouts import list_samples
-from headwater.data.memory import memory_bytes
+from headwater.data.memory import give_back, memory_bytes
 from headwater.data.samples import Samples
 from headwater.data.store import Store, full_url, open_store, redact
 from headwater.errors import ConfigError, HeadwaterError, RefusedError
@@ -236,6 +236,7 @@ class Node(flight.FlightServerBase):
             if self._stopping:
                 raise _ended()
             yield
+            give_back()
 
     def _take_turn(self, job: str) -> int | None:
         """A second's wait for a turn at most: meanwhile somebody may be found to have stalled."""

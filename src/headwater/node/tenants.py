@@ -130,7 +130,8 @@ class Tenants:
             return self._to_prepare(chunk)
         fixed, row = tuned.memory or self._guess(want.prefix)
         work = (row + self._float_bytes(chunk)) * self._at_once(tuned)
-        return Need(Wanted.of(want).name, fixed, work, hold, wanted, rates=tuned.rates)
+        piece = tuned.candidate.batch
+        return Need(Wanted.of(want).name, fixed, work, hold, wanted, rates=tuned.rates, piece=piece)
 
     def _to_prepare(self, chunk: Chunk) -> Need:
         """While engines are tried and one is loaded."""
