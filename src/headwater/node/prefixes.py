@@ -14,10 +14,11 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headwater.core.plan import LIMITS
 from headwater.core.tuning import AUTO, ENGINES, Candidate, Tuned
 from headwater.data.wire import UNKNOWN_CALIBRATION, UNKNOWN_PREFIX, Calibrate, Extraction
 from headwater.errors import RefusedError
@@ -64,12 +65,14 @@ class _Loaded:
 
 
 class Prefixes:
-    """ONNX files in `folder`, and engines for those in use; `num_threads` groups run at once."""
+    """ONNX files in `folder`, and engines for those in use; `num_threads` groups run at once, each in pieces of as many
+    rows as was found best, or whole."""
 
-    def __init__(self, folder: Path, max_bytes: int, num_threads: int = 1) -> None:
+    def __init__(self, folder: Path, max_bytes: int, num_threads: int = 1, *, in_pieces: bool = True) -> None:
         self._folder = folder
         self.max_bytes = max_bytes
         self._num_threads = num_threads
+        self._in_pieces = in_pieces
         self._max_total_bytes = FILES_KEPT * max_bytes
         self._tuning = Tuning(folder.parent / "tuning", num_threads)
         self._calibrations = Calibrations(folder.parent / "int8", self._max_total_bytes)
@@ -244,6 +247,8 @@ class Prefixes:
 
     def _load(self, wanted: Wanted, limit_bytes: int | None) -> _Loaded:
         path, outputs, tuned = self._tuned(wanted, limit_bytes)
+        if not self._in_pieces:
+            tuned = replace(tuned, candidate=replace(tuned.candidate, batch=LIMITS["node_batch"][1]))
         try:
             model = path.read_bytes()
         except FileNotFoundError:  # made room for another one just now

@@ -72,12 +72,12 @@ class Node(flight.FlightServerBase):
     ) -> None:
         """`cache` keeps rows that were made; it is closed with the node. None keeps nothing.
 
-        Jobs share `max_memory_bytes`, or what the machine has (docs/tenants.md); `adapt=False` lets each take what it
-        asks for.
+        Jobs share `max_memory_bytes`, or what the machine has (docs/tenants.md); `adapt=False` gives each groups as
+        large as it asks for, and runs them whole.
         """
         self.roots = tuple(full_url(root) for root in roots)
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
-        self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads)
+        self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads, in_pieces=adapt)
         self._max_memory_bytes = max_memory_bytes
         self._tenants = Tenants(self._prefixes, self.num_threads, max_memory_bytes, adapt)
         self._children = Children()

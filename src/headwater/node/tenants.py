@@ -57,7 +57,8 @@ class Tenants:
     """What a node's requests need, and their way in."""
 
     def __init__(self, prefixes: Prefixes, num_threads: int, limit_bytes: int | None, adapt: bool = True) -> None:
-        """`adapt=False` runs every request as it asks, whatever memory there is: for benchmarks alone."""
+        """`adapt=False` lets every request have groups as large as it asks for, whatever memory there is: for
+        benchmarks alone."""
         self._prefixes = prefixes
         self._num_threads = num_threads
         self.rooms = Rooms(budget(limit_bytes, num_threads) if adapt else None, prefixes)
