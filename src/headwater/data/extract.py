@@ -35,8 +35,8 @@ _POLL_S = 0.25  # how soon an abandoned request is noticed
 # link) three times, here 30 s, without hearing anything.
 SIGN_OF_LIFE_S = 5.0
 _INFER_FIRST, _DECODE_NEXT = 0, 1
-# Floats of a piece are made where those of the piece before were: memory that is fetched anew for each has to be cleared
-# by the kernel first, and is in no cache. Larger pieces than this are not kept for the next one.
+# Floats of a piece are made where those of the piece before were: memory that is fetched anew for each has to be
+# cleared by the kernel first, and is in no cache. Larger pieces than this are not kept for the next one.
 _KEPT_FLOATS = 16 << 20
 
 
@@ -150,6 +150,16 @@ class Extractor:
         self._compute.close()
 
 
+@dataclass
+class _Pieces:
+    """A group on its way through the engine: what is left of it, and what came out so far."""
+
+    ids: np.ndarray
+    pixels: list[np.ndarray]
+    bad: tuple[Bad, ...]
+    parts: list[Sequence[np.ndarray]] = field(default_factory=list)
+
+
 class _Passage:
     """One chunk on its way through the stages."""
 
@@ -166,6 +176,7 @@ class _Passage:
         self._ring = Ring(len(chunk.samples), slots=SLOTS)
         self._gate = gate
         self._buffers: dict[int, dict[int, np.ndarray]] = {}  # group → sample → its pixels
+        self._pieces: dict[int, _Pieces] = {}  # by group
         self._data: dict[int, Any] = {}
         self._bad: dict[int, Bad] = {}
         self._num_bad: Counter[int] = Counter()  # per group
@@ -338,24 +349,38 @@ class _Passage:
         numbers = sorted(found)
         ids = np.array([self._chunk.samples[number].id for number in numbers], np.int64)
         pixels = [found.pop(number) for number in numbers]
-        tensors = [np.stack(pixels)] if self._run is None else self._run_all(self._run, pixels)
-        self._extractor.busy.add(num_rows=len(ids))
-        self._ready.put((group, Part(ids, tensors, bad)))
-        self._tell(self._ring.inferred, group)
+        if self._run is None:
+            self._inferred(group, Part(ids, [np.stack(pixels)], bad))
+            return
+        self._pieces[group] = _Pieces(ids, pixels, bad)
+        self._run_piece(group)
 
-    def _run_all(self, run: Run, pixels: list[np.ndarray]) -> Sequence[np.ndarray]:
-        """A group's rows, piece by piece: the floats of a piece are made right before they are used."""
-        shape, parts = self._transforms.output_spec.shape, []
-        for begin in range(0, len(pixels), self._at_once):
-            piece = pixels[begin : begin + self._at_once]
-            start = time.perf_counter()
-            rows = self._extractor.floats(len(piece), shape)
-            for each, row in zip(piece, rows, strict=True):
-                self._transforms.finish(each, row)
-            made = time.perf_counter()
-            parts.append([each.copy() if np.may_share_memory(each, rows) else each for each in run(rows)])
-            self._extractor.busy.add(decode_s=made - start, infer_s=time.perf_counter() - made)
-        return parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
+    def _run_piece(self, group: int) -> None:
+        """The next rows of a group: the floats of a piece are made right before they are used. Each piece is a task, so
+        that others come in between whose turn it is."""
+        run, pieces, shape = self._run, self._pieces[group], self._transforms.output_spec.shape
+        assert run is not None
+        piece = pieces.pixels[: self._at_once]
+        del pieces.pixels[: self._at_once]
+        start = time.perf_counter()
+        rows = self._extractor.floats(len(piece), shape)
+        for each, row in zip(piece, rows, strict=True):
+            self._transforms.finish(each, row)
+        made = time.perf_counter()
+        pieces.parts.append([each.copy() if np.may_share_memory(each, rows) else each for each in run(rows)])
+        self._extractor.busy.add(decode_s=made - start, infer_s=time.perf_counter() - made)
+        if pieces.pixels:
+            self._compute(_INFER_FIRST, self._run_piece, group)
+            return
+        del self._pieces[group]
+        parts = pieces.parts
+        tensors = parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
+        self._inferred(group, Part(pieces.ids, tensors, pieces.bad))
+
+    def _inferred(self, group: int, part: Part) -> None:
+        self._extractor.busy.add(num_rows=len(part.ids))
+        self._ready.put((group, part))
+        self._tell(self._ring.inferred, group)
 
 
 def _surprise(error: Exception) -> HeadwaterError:
