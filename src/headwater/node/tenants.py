@@ -25,15 +25,19 @@ from headwater.node.prefixes import Prefixes, Wanted
 from headwater.node.rooms import Room, Rooms
 
 # Kept out of the budget: what no line tells of (the wire's buffers, the kernel's, a heap's gaps), as a part of it all;
-# and for each thread that decodes, a picture of 8 megapixels and the floats of a piece.
+# engines' libraries, once they are used (measured: 53 MB); and for each thread that decodes, a picture of 8 megapixels
+# and the floats of a piece.
 MARGIN = 0.1
+LIBRARY_BYTES = 56 << 20
 THREAD_BYTES = 40 << 20
 LEAST_BYTES = 64 << 20  # of a budget: less than that runs no model
 # Until it is measured: a child that tries engines takes this much by itself (measured: 150 MB with both of them), and
 # this many times the model's file; a row of ResNet50, more than of most, takes this much in an engine (measured).
+# Where no trial succeeded, a row is taken for six times as large, and goes by itself.
 CHILD_BYTES = 160 << 20
 TIMES_MODEL = 3
 ROW_BYTES = 16 << 20
+UNMEASURED = 6
 TRIAL_ROWS = 32  # what the largest trial has at once
 
 Start = Callable[..., Future[Any]]
@@ -44,7 +48,7 @@ def budget(limit_bytes: int | None, num_threads: int) -> int:
     """Bytes for tenants: what the machine or its control group has, or less if told so, without what the node itself
     takes."""
     total = min(memory_bytes(), limit_bytes or memory_bytes())
-    own = resident_bytes() + int(MARGIN * total) + num_threads * THREAD_BYTES
+    own = resident_bytes() + LIBRARY_BYTES + int(MARGIN * total) + num_threads * THREAD_BYTES
     if total - own < LEAST_BYTES:
         raise ConfigError(
             f"{total / 1e6:,.0f} MB of memory are too little for a node with {num_threads} threads: it takes "
@@ -143,7 +147,7 @@ class Tenants:
 
     def _guess(self, digest: str) -> tuple[int, int]:
         """Where nothing could be measured."""
-        return TIMES_MODEL * self._prefixes.num_bytes(digest), ROW_BYTES
+        return TIMES_MODEL * self._prefixes.num_bytes(digest), UNMEASURED * ROW_BYTES
 
     def _at_once(self, tuned: Tuned) -> int:
         return self._num_threads if tuned.candidate.threads == 1 else 1

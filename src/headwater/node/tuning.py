@@ -104,7 +104,8 @@ class Tuning:
             fault = fault_of(trials, engine) or "its trial did not end"
             raise RefusedError(f"{engine} can't run this prefix: {fault}; set the plan's engine to \"auto\"")
         faults = "; ".join(dict.fromkeys(f"{each.candidate.engine}: {each.fault}" for each in trials if each.fault))
-        return Tuned(Candidate(able[0]), trials, f"no trial succeeded ({faults or 'the log of the node says more'})")
+        way = Candidate(able[0]) if limit_bytes is None else Candidate(able[0], batch=1)  # nobody knows what more takes
+        return Tuned(way, trials, f"no trial succeeded ({faults or 'the log of the node says more'})")
 
     def close(self) -> None:
         """End what is being tried."""
@@ -256,6 +257,12 @@ def main() -> None:
             continue
         tuner.record(trial)
         print(json.dumps(to_json([trial])[0]), file=said, flush=True)
+    for engine in asked["engines"]:
+        if not any(not trial.fault for trial in tuner.trials):  # a row at once takes less than the check did
+            trial = bench.trial(Candidate(engine, 1, 1), in_any_case=True)
+            assert trial is not None
+            tuner.record(trial)
+            print(json.dumps(to_json([trial])[0]), file=said, flush=True)
     said.flush()
     os._exit(0)  # engines' threads need not be waited for
 
@@ -313,8 +320,8 @@ class _Bench:
         self._way: tuple[str, int] | None = None
         self._line = _Line(0)
 
-    def trial(self, candidate: Candidate) -> Trial | None:
-        """What came of it; None if it would take more memory than there is."""
+    def trial(self, candidate: Candidate, in_any_case: bool = False) -> Trial | None:
+        """What came of it; None if it would take more memory than there is, unless it is tried in any case."""
         try:
             if self._way != (candidate.engine, candidate.threads):
                 self._session = self._way = None  # memory for one at a time
@@ -326,7 +333,8 @@ class _Bench:
                 self._way = candidate.engine, candidate.threads
             assert self._session is not None
             session, at_once = self._session, candidate.batch * (self._cores if candidate.threads == 1 else 1)
-            if self._limit_bytes is not None and self._line.expects(at_once) > self._limit_bytes:
+            is_too_large = self._limit_bytes is not None and self._line.expects(at_once) > self._limit_bytes
+            if is_too_large and not in_any_case:
                 return None
             rate = self._line.watch(at_once, lambda: self._rate(session, candidate))
             fixed_bytes, row_bytes = self._line.found()
