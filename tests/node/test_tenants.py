@@ -29,8 +29,9 @@ def hungry(build):
     nodes = [make.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4), make.make_node("Sigmoid", ["a"], ["b"]),
              make.make_node("ReduceMean", ["b"], ["c"], axes=[2, 3], keepdims=0),
              make.make_node("Slice", ["c", "from", "to", "axis"], ["mean"])]  # fmt: skip
-    tensors = [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(np.array([0]), "from"),
-               numpy_helper.from_array(np.array([3]), "to"), numpy_helper.from_array(np.array([1]), "axis")]  # fmt: skip
+    bounds = {"from": 0, "to": 3, "axis": 1}
+    tensors = [numpy_helper.from_array(weights, "w"),
+               *(numpy_helper.from_array(np.array([value]), name) for name, value in bounds.items())]  # fmt: skip
     return build.model(nodes, tensors)
 
 
