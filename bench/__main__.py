@@ -19,6 +19,7 @@ BENCHMARKS = {
     "cache": "epochs from the node's cache against a cold one and the plain loop, over a link of 50 Mbit/s",
     "engine": "a prefix on one core, in the engine and precision that a node chooses, against eager PyTorch",
     "offload": "training over links of 2 to 1000 Mbit/s against the best plain loop, other loaders, and the bound",
+    "tenants": "eight jobs on a node with too little memory: do all finish, how fairly, and how fast; 1 to 10 jobs",
     "pack": "rows/s of a node on one core from packed shards against JPEGs, and against the engine alone",
 }
 

@@ -41,6 +41,8 @@ def test_the_verbs_of_the_command_line():
             "--log-format",
             "--log-level",
             "--max-upload",
+            "--memory",
+            "--no-adaptation",
             "--state",
             "--threads",
             "--tls-cert",

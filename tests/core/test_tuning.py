@@ -119,7 +119,18 @@ def test_an_engine_that_ended_its_process_is_left_out_whatever_it_did_before():
 
 
 def told(**changes):
-    return [{"engine": ORT, "threads": 1, "batch": 1, "rows_per_s": 1.0, "fault": "", **changes}]
+    return [
+        {
+            "engine": ORT,
+            "threads": 1,
+            "batch": 1,
+            "rows_per_s": 1.0,
+            "fault": "",
+            "fixed_bytes": 9,
+            "row_bytes": 1,
+            **changes,
+        }
+    ]
 
 
 @pytest.mark.parametrize("data", [None, {}, [1], [{}], told(engine="tpu"), told(threads=0), told(threads=True),

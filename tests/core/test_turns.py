@@ -49,3 +49,9 @@ def test_a_stalled_stream_lends_its_turn_and_a_slow_one_does_not():
     assert turns.take(20.0) is None
     turns.give_back(first)
     assert turns.take(20.0) is not None
+
+
+def test_a_job_with_many_chunks_holds_up_no_other_job():
+    turns = Turns(2, STALLED_S)
+    assert [turns.take(0.0, "greedy") for _ in range(3)][-1] is None
+    assert turns.take(0.0, "other") is not None

@@ -15,6 +15,7 @@ from onnx import helper as make
 from onnx import numpy_helper
 
 from headwater.core.tuning import Candidate, Trial
+from headwater.core.tuning import trials_to_json as to_json
 from headwater.errors import RefusedError
 from headwater.node import engines, tuning
 from headwater.node.child import Children, Ended
@@ -164,7 +165,7 @@ def test_folders_of_children_whose_node_was_killed_are_swept(tmp_path, monkeypat
 
 
 def test_an_engine_that_ends_its_process_is_a_fault_and_the_trials_before_count():
-    trial = {"engine": "onnxruntime", "threads": 1, "batch": 4, "rows_per_s": 10.0, "fault": ""}
+    trial = to_json([Trial(Candidate(batch=4), 10.0)])[0]
     trying = {"trying": {"engine": "openvino", "threads": 1, "batch": 4}}
     lines = [json.dumps(each).encode() for each in ({"trying": trial}, trial, trying)] + [b'{"engi']
     found = _told(Ended(-11, b"\n".join(lines), "bad_alloc\n", in_time=True))
@@ -193,7 +194,7 @@ def breaking(monkeypatch, *broken):
             lines.append({"trying": about})
             if name in broken:
                 return Ended(-9, "\n".join(map(json.dumps, lines)).encode(), "", in_time=True)
-            lines.append({**about, "rows_per_s": 10.0, "fault": ""})
+            lines.append({**about, "rows_per_s": 10.0, "fault": "", "fixed_bytes": 0, "row_bytes": 0})
         return Ended(0, "\n".join(map(json.dumps, lines)).encode(), "", in_time=True)
 
     monkeypatch.setattr(Children, "run", run)

@@ -58,6 +58,15 @@ def serve(
     drain_s: float = typer.Option(
         DRAIN_S, min=0.0, help="Seconds that requests under way get on SIGTERM or Ctrl-C; a second signal ends at once."
     ),
+    memory: str = typer.Option(
+        "", help="How much memory the node may take, such as 2GB; by default what the machine or its cgroup has."
+    ),
+    no_adaptation: bool = typer.Option(
+        False,
+        "--no-adaptation",
+        help="Run every job with the node batch it asks for, whatever memory there is: for benchmarks, which show what "
+        "happens then.",
+    ),
 ) -> None:
     """Serve data to trainers: read, decode, augment, and run the frozen part of their models here.
 
@@ -79,6 +88,7 @@ def serve(
                           "them out; give --tokens FILE (`headwater token` makes one), --tls-cert and --tls-key "
                           "(docs/access.md), or say --insecure on a network where everyone may read "
                           f"{', '.join(roots)}")  # fmt: skip
+    memory_bytes = num_bytes(memory, "--memory") if memory else None
     cache_bytes = num_bytes(cache_size, "--cache-size") if cache_size else None
     for root in roots:
         open_store(root)  # a folder that is not there is found now, not by the first trainer
@@ -95,6 +105,12 @@ def serve(
         said = cache.to_json()
         return f"rows are kept in {cache.folder}, at most {said['cache_budget_bytes'] / 1e9:.3g} GB"
 
+    def shared(node: Node) -> str:
+        found = node.hello()["memory"]["budget_bytes"]
+        return (
+            "memory is not watched (--no-adaptation)" if found is None else f"jobs share {found / 1e9:.3g} GB of memory"
+        )
+
     def announce(node: Node) -> None:
         pages = f"http://{http.rpartition(':')[0]}:{node.http_port}/metrics" if node.http_port else ""
         if log_format == "json":  # then everything that a node says is JSON
@@ -107,7 +123,7 @@ def serve(
                       f"{node.num_threads} threads")  # fmt: skip
         if pages:
             console.print(f"metrics are at {pages}", style="dim")
-        console.print(f"{kept(node)}; Ctrl-C stops it", style="dim")
+        console.print(f"{shared(node)}; {kept(node)}; Ctrl-C stops it", style="dim")
         sys.stdout.flush()
 
     run_node(
@@ -122,6 +138,8 @@ def serve(
         cache_folder=cache_dir,
         drain_s=drain_s,
         http=http,
+        max_memory_bytes=memory_bytes,
+        adapt=not no_adaptation,
         announce=announce,
     )
     sys.stdout.flush()

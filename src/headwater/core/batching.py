@@ -1,8 +1,8 @@
 """How many rows each tenant of a node may run at once, so that all of them together stay within its memory.
 
-Owns the rule; who asks and who waits is the node's business. A tenant's memory is a line, measured: so many bytes
-however few rows, and so many more for each row of a group. What a larger group is good for is a curve, measured as
-well: rows a second at some group sizes. Nothing here knows a model.
+Owns the rule; who asks and who waits is the business of `core.admission`. A tenant's memory is a line, measured: so
+many bytes however few rows, and so many more for each row of a group. What a larger group is good for is a curve,
+measured as well: rows a second at some group sizes. Nothing here knows a model.
 
 The rule.
 - Tenants come in the order of their arrival. Each gets in once one row of its group fits beside those before it; from
@@ -12,6 +12,9 @@ The rule.
 - What is left of the memory goes, row by row, to whoever is furthest from its best speed, by weight; who needs more for
   its next row than is left keeps what it has, and the others go on. So nobody can get a row more without another, no
   better off, having fewer (max-min fairness).
+- The curve is of the engine alone, and a group also costs a task and a record batch. So what is left when everyone is
+  at its best speed makes groups larger all the same, up to `STEADY` rows.
+- Tenants of one engine share what that takes however few rows.
 
 What holds (tests/core/test_batching.py): the sum is within the budget; everyone who got in has a row; groups are within
 what was asked; no tenant is overtaken; nobody can be raised at the cost of those who are better off; more memory lowers
@@ -25,13 +28,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 ENOUGH = 0.97  # of the best rate: as fast as clocks on a shared machine can tell apart
+STEADY = 32  # rows of a group beyond which what it costs by itself is lost among its rows: the default of a plan
 
 
 @dataclass(frozen=True)
 class Demand:
     """What one tenant needs and wants.
 
-    `rates` are rows a second at some group sizes, in any order; empty while nothing is measured.
+    `rates` are rows a second at some group sizes, in any order; empty while nothing is measured. `engine` names what
+    the fixed bytes are of, if others may use the same. A group goes through it in pieces of at most `piece` rows, if
+    that is given: rows beyond take only `beyond_bytes`.
     """
 
     name: str
@@ -40,6 +46,9 @@ class Demand:
     wanted: int
     weight: float = 1.0
     rates: tuple[tuple[int, float], ...] = ()
+    engine: str = ""
+    piece: int | None = None
+    beyond_bytes: int = 0
 
     def __post_init__(self) -> None:
         assert self.fixed_bytes >= 0
@@ -49,7 +58,12 @@ class Demand:
         assert all(rows >= 1 and rate > 0 for rows, rate in self.rates)
 
     def num_bytes(self, rows: int) -> int:
-        return self.fixed_bytes + rows * self.row_bytes
+        near = rows if self.piece is None else min(rows, self.piece)
+        return self.fixed_bytes + near * self.row_bytes + (rows - near) * self.beyond_bytes
+
+    def next_bytes(self, rows: int) -> int:
+        """What a row more takes than so many."""
+        return self.num_bytes(rows + 1) - self.num_bytes(rows)
 
 
 @dataclass(frozen=True)
@@ -69,34 +83,43 @@ def share(demands: Sequence[Demand], budget_bytes: int) -> Shares:
     able = [each for each in demands if each.num_bytes(1) <= budget_bytes]
     left = budget_bytes
     inside: list[Demand] = []
+    engines: dict[str, int] = {}
     for each in able:
-        if each.num_bytes(1) > left:
+        need = each.num_bytes(1) - min(each.fixed_bytes, engines.get(each.engine, 0))
+        if need > left:
             break
-        left -= each.num_bytes(1)
+        left -= need
         inside.append(each)
-    rows = _fill(inside, left)
+        if each.engine:
+            engines[each.engine] = max(each.fixed_bytes, engines.get(each.engine, 0))
+    rows = [1] * len(inside)
+    left = _fill(inside, rows, [enough(each) for each in inside], left)
+    left = _fill(inside, rows, [most(each) for each in inside], left)
     return Shares(
         {each.name: count for each, count in zip(inside, rows, strict=True)},
         tuple(each.name for each in able[len(inside) :]),
         tuple(each.name for each in too_large),
-        sum(each.num_bytes(count) for each, count in zip(inside, rows, strict=True)),
+        budget_bytes - left,
     )
 
 
-def _fill(inside: Sequence[Demand], left: int) -> list[int]:
-    """Groups of one row each, raised a row at a time."""
-    rows = [1] * len(inside)
-    most = [enough(each) for each in inside]
-    lowest = [(level(each, 1), place) for place, each in enumerate(inside)]
+def _fill(inside: Sequence[Demand], rows: list[int], tops: Sequence[int], left: int) -> int:
+    """Raise groups a row at a time; what is left of the memory."""
+    lowest = [(level(each, rows[place]), rows[place], place) for place, each in enumerate(inside)]
     heapq.heapify(lowest)
     while lowest:
-        _, place = heapq.heappop(lowest)
+        *_, place = heapq.heappop(lowest)
         each = inside[place]
-        if rows[place] < most[place] and each.row_bytes <= left:
-            left -= each.row_bytes
+        if rows[place] < tops[place] and each.next_bytes(rows[place]) <= left:
+            left -= each.next_bytes(rows[place])
             rows[place] += 1
-            heapq.heappush(lowest, (level(each, rows[place]), place))
-    return rows
+            heapq.heappush(lowest, (level(each, rows[place]), rows[place], place))
+    return left
+
+
+def most(demand: Demand) -> int:
+    """The rows beyond which a group never grows."""
+    return max(enough(demand), min(demand.wanted, STEADY))
 
 
 def enough(demand: Demand) -> int:

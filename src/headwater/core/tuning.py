@@ -46,13 +46,16 @@ class Candidate:
 class Trial:
     """What came of a candidate: rows a second of the whole node, or why it can't be used.
 
-    `ended`: the process it ran in ended, or was ended, in the middle. Another time that may go otherwise.
+    `ended`: the process it ran in ended, or was ended, in the middle. Another time that may go otherwise. Memory is a
+    line: bytes of the engine however few rows, and more for each row at once; zeros where it was not measured.
     """
 
     candidate: Candidate
     rows_per_s: float = 0.0
     fault: str = ""
     ended: bool = False
+    fixed_bytes: int = 0
+    row_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,22 @@ class Tuned:
     candidate: Candidate
     trials: tuple[Trial, ...]
     why: str
+
+    @property
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes however few rows, and for each row at once, as they were measured; best with the most rows."""
+        own = [each for each in self.trials if each.row_bytes and each.candidate.engine == self.candidate.engine
+               and each.candidate.threads == self.candidate.threads]  # fmt: skip
+        best = max(own, key=lambda each: each.candidate.batch, default=None)
+        return None if best is None else (best.fixed_bytes, best.row_bytes)
+
+    @property
+    def rates(self) -> tuple[tuple[int, float], ...]:
+        """Rows a second by rows at once, up to as many as were taken."""
+        way = self.candidate
+        return tuple((each.candidate.batch, each.rows_per_s) for each in self.trials
+                     if each.candidate.engine == way.engine and each.candidate.threads == way.threads
+                     and each.candidate.batch <= way.batch and each.rows_per_s > 0)  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self.candidate), "why": self.why, "trials": trials_to_json(self.trials)}
@@ -145,7 +164,8 @@ def fault_of(trials: Iterable[Trial], engine: str) -> str:
 
 
 def trials_to_json(trials: Iterable[Trial]) -> list[dict[str, Any]]:
-    return [{**asdict(each.candidate), "rows_per_s": each.rows_per_s, "fault": each.fault} for each in trials]
+    return [{**asdict(each.candidate), "rows_per_s": each.rows_per_s, "fault": each.fault,
+             "fixed_bytes": each.fixed_bytes, "row_bytes": each.row_bytes} for each in trials]  # fmt: skip
 
 
 def trials_from_json(data: object) -> tuple[Trial, ...]:
@@ -156,12 +176,15 @@ def trials_from_json(data: object) -> tuple[Trial, ...]:
 
 
 def _trial(data: object) -> Trial:
-    kinds: dict[str, type] = {"engine": str, "threads": int, "batch": int, "rows_per_s": float, "fault": str}
+    kinds: dict[str, type] = {"engine": str, "threads": int, "batch": int, "rows_per_s": float, "fault": str,
+                              "fixed_bytes": int, "row_bytes": int}  # fmt: skip
     if not isinstance(data, Mapping) or any(type(data.get(name)) is not kind for name, kind in kinds.items()):
         raise ConfigError(f"a trial of an engine has {', '.join(kinds)}; this one is {str(data)[:80]}")
-    if data["engine"] not in ENGINES or data["threads"] < 1 or data["batch"] < 1 or not 0 <= data["rows_per_s"] < 1e12:
+    if data["engine"] not in ENGINES or data["threads"] < 1 or data["batch"] < 1 or not 0 <= data["rows_per_s"] < 1e12 \
+            or not 0 <= data["fixed_bytes"] < 1 << 50 or not 0 <= data["row_bytes"] < 1 << 50:  # fmt: skip
         raise ConfigError(f"a trial of an engine makes no sense: {str(data)[:200]}")
-    return Trial(Candidate(data["engine"], data["threads"], data["batch"]), data["rows_per_s"], data["fault"])
+    way = Candidate(data["engine"], data["threads"], data["batch"])
+    return Trial(way, data["rows_per_s"], data["fault"], False, data["fixed_bytes"], data["row_bytes"])
 
 
 def _preference(candidate: Candidate) -> tuple[int, int, int]:

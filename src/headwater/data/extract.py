@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -47,6 +47,35 @@ class Part:
     ids: np.ndarray
     tensors: Sequence[np.ndarray]
     bad: tuple[Bad, ...]
+
+
+class Gate(Protocol):
+    """Who says when a group may begin, and how large it may be: where several share a machine's memory."""
+
+    def take(self, most: int) -> int | None:
+        """The rows that the next group may have, no more than `most`; None if it has to wait."""
+
+    def give(self, rows: int) -> None:
+        """A group of so many rows is sent, and its memory free."""
+
+    def when_worth_asking(self, ask: Callable[[], None]) -> None:
+        """Call this when a group that had to wait may begin."""
+
+
+class Open:
+    """A gate that lets everyone through, in groups of so many rows."""
+
+    def __init__(self, group_rows: int) -> None:
+        self._group_rows = group_rows
+
+    def take(self, most: int) -> int | None:
+        return min(self._group_rows, most)
+
+    def give(self, rows: int) -> None:
+        pass
+
+    def when_worth_asking(self, ask: Callable[[], None]) -> None:
+        pass
 
 
 @dataclass
@@ -93,12 +122,14 @@ class Extractor:
         abandoned: Callable[[], bool] = lambda: False,
         *,
         at_once: int | None = None,
+        gate: Gate | None = None,
     ) -> Iterator[Part]:
         """The chunk's rows in parts, as they get ready. Bad samples are reported, anything else raises.
 
         `run` gets at most `at_once` rows, or a whole group. A group waits for it as pixels, a quarter of the bytes.
+        `gate` says when groups begin and how large they are; without it they are as large as was asked for.
         """
-        passage = _Passage(self, store, chunk, run, at_once)
+        passage = _Passage(self, store, chunk, run, at_once, gate or Open(chunk.extraction.node_batch))
         try:
             yield from passage.parts(abandoned)
         finally:
@@ -119,11 +150,21 @@ class Extractor:
         self._compute.close()
 
 
+@dataclass
+class _Pieces:
+    """A group on its way through the engine: what is left of it, and what came out so far."""
+
+    ids: np.ndarray
+    pixels: list[np.ndarray]
+    bad: tuple[Bad, ...]
+    parts: list[Sequence[np.ndarray]] = field(default_factory=list)
+
+
 class _Passage:
     """One chunk on its way through the stages."""
 
     def __init__(
-        self, extractor: Extractor, store: Store, chunk: Chunk, run: Run | None, at_once: int | None = None
+        self, extractor: Extractor, store: Store, chunk: Chunk, run: Run | None, at_once: int | None, gate: Gate
     ) -> None:
         self._extractor = extractor
         self._store = store
@@ -132,8 +173,10 @@ class _Passage:
         self._at_once = at_once or chunk.extraction.node_batch
         self._transforms = chunk.extraction.transforms
         self._lock = threading.Lock()
-        self._ring = Ring(len(chunk.samples), group_rows=chunk.extraction.node_batch, slots=SLOTS)
+        self._ring = Ring(len(chunk.samples), slots=SLOTS)
+        self._gate = gate
         self._buffers: dict[int, dict[int, np.ndarray]] = {}  # group → sample → its pixels
+        self._pieces: dict[int, _Pieces] = {}  # by group
         self._data: dict[int, Any] = {}
         self._bad: dict[int, Bad] = {}
         self._num_bad: Counter[int] = Counter()  # per group
@@ -143,7 +186,8 @@ class _Passage:
         self._is_mapped = all(is_mapped(store, ref) for ref in chunk.samples)
 
     def parts(self, abandoned: Callable[[], bool]) -> Iterator[Part]:
-        self._tell(self._ring.begin)
+        self._gate.when_worth_asking(self._guard(self._go_on, 0))
+        self._go_on()
         heard = time.monotonic()
         while True:
             try:
@@ -168,6 +212,8 @@ class _Passage:
             del item, part
             heard = time.monotonic()
             self._tell(self._ring.sent, group)
+            self._gate.give(len(self._ring.samples_of(group)))
+            self._go_on()
         if rest := self._new_bad():
             yield self._nothing(rest)
 
@@ -190,6 +236,19 @@ class _Passage:
         with self._lock:
             decisions = event(*args)
             done = self._ring.done
+        self._carry_out(decisions)
+        if done:
+            self._ready.put(None)
+
+    def _go_on(self, _: int = 0) -> None:
+        """Begin as many groups as there are slots and room for."""
+        decisions: list[Decision] = []
+        with self._lock:
+            while self._ring.may_begin and (rows := self._gate.take(self._ring.num_left)) is not None:
+                decisions += self._ring.begin(rows)
+        self._carry_out(decisions)
+
+    def _carry_out(self, decisions: list[Decision]) -> None:
         if self._is_mapped:
             reads = [decision.sample for decision in decisions if isinstance(decision, Read)]
             for group, _ in groupby(reads, self._ring.group_of):
@@ -199,13 +258,14 @@ class _Passage:
                 case Read(sample) if not self._is_mapped:
                     self._extractor._readers.submit(0, self._guard(self._read, sample))
                 case Decode(sample):
-                    self._extractor._compute.submit(_DECODE_NEXT, self._guard(self._decode, sample))
+                    self._compute(_DECODE_NEXT, self._decode, sample)
                 case Infer(group):
-                    self._extractor._compute.submit(_INFER_FIRST, self._guard(self._infer, group))
+                    self._compute(_INFER_FIRST, self._infer, group)
                 case Read() | Send():
                     pass  # _look_at reads; _infer has queued the part
-        if done:
-            self._ready.put(None)
+
+    def _compute(self, urgency: int, task: Callable[[int], None], number: int) -> None:
+        self._extractor._compute.submit(urgency, self._guard(task, number), self._chunk.job)
 
     def _guard(self, task: Callable[[int], None], number: int) -> Callable[[], None]:
         """A task that skips itself once the chunk is abandoned, and hands any error to whoever waits for the rows."""
@@ -226,7 +286,7 @@ class _Passage:
         for number in self._ring.samples_of(group):
             if (data := self._fetch(number)) is not None:
                 self._data[number] = data
-        self._extractor._compute.submit(_DECODE_NEXT, self._guard(self._decode_all, group))
+        self._compute(_DECODE_NEXT, self._decode_all, group)
 
     def _decode_all(self, group: int) -> None:
         """What could be read of a group."""
@@ -272,10 +332,15 @@ class _Passage:
         with self._lock:
             self._bad[ref.id] = Bad(ref.id, ref.key, error.reason)
             self._num_bad[group] += 1
-            if self._num_bad[group] == len(self._ring.samples_of(group)):
+            members = len(self._ring.samples_of(group))
+            is_empty = self._num_bad[group] == members
+            if is_empty:
                 self._buffers.pop(group, None)  # nothing in it will be inferred
         self._extractor.busy.add(num_bad=1)
         self._tell(self._ring.bad, number)
+        if is_empty:
+            self._gate.give(members)
+            self._go_on()
 
     def _infer(self, group: int) -> None:
         with self._lock:
@@ -284,24 +349,38 @@ class _Passage:
         numbers = sorted(found)
         ids = np.array([self._chunk.samples[number].id for number in numbers], np.int64)
         pixels = [found.pop(number) for number in numbers]
-        tensors = [np.stack(pixels)] if self._run is None else self._run_all(self._run, pixels)
-        self._extractor.busy.add(num_rows=len(ids))
-        self._ready.put((group, Part(ids, tensors, bad)))
-        self._tell(self._ring.inferred, group)
+        if self._run is None:
+            self._inferred(group, Part(ids, [np.stack(pixels)], bad))
+            return
+        self._pieces[group] = _Pieces(ids, pixels, bad)
+        self._run_piece(group)
 
-    def _run_all(self, run: Run, pixels: list[np.ndarray]) -> Sequence[np.ndarray]:
-        """A group's rows, piece by piece: the floats of a piece are made right before they are used."""
-        shape, parts = self._transforms.output_spec.shape, []
-        for begin in range(0, len(pixels), self._at_once):
-            piece = pixels[begin : begin + self._at_once]
-            start = time.perf_counter()
-            rows = self._extractor.floats(len(piece), shape)
-            for each, row in zip(piece, rows, strict=True):
-                self._transforms.finish(each, row)
-            made = time.perf_counter()
-            parts.append([each.copy() if np.may_share_memory(each, rows) else each for each in run(rows)])
-            self._extractor.busy.add(decode_s=made - start, infer_s=time.perf_counter() - made)
-        return parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
+    def _run_piece(self, group: int) -> None:
+        """The next rows of a group: the floats of a piece are made right before they are used. Each piece is a task, so
+        that others come in between whose turn it is."""
+        run, pieces, shape = self._run, self._pieces[group], self._transforms.output_spec.shape
+        assert run is not None
+        piece = pieces.pixels[: self._at_once]
+        del pieces.pixels[: self._at_once]
+        start = time.perf_counter()
+        rows = self._extractor.floats(len(piece), shape)
+        for each, row in zip(piece, rows, strict=True):
+            self._transforms.finish(each, row)
+        made = time.perf_counter()
+        pieces.parts.append([each.copy() if np.may_share_memory(each, rows) else each for each in run(rows)])
+        self._extractor.busy.add(decode_s=made - start, infer_s=time.perf_counter() - made)
+        if pieces.pixels:
+            self._compute(_INFER_FIRST, self._run_piece, group)
+            return
+        del self._pieces[group]
+        parts = pieces.parts
+        tensors = parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
+        self._inferred(group, Part(pieces.ids, tensors, pieces.bad))
+
+    def _inferred(self, group: int, part: Part) -> None:
+        self._extractor.busy.add(num_rows=len(part.ids))
+        self._ready.put((group, part))
+        self._tell(self._ring.inferred, group)
 
 
 def _surprise(error: Exception) -> HeadwaterError:

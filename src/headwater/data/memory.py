@@ -6,6 +6,8 @@ import ctypes
 import os
 from pathlib import Path
 
+import pyarrow as pa
+
 _C = ctypes.CDLL(None)
 # Version 2 and version 1 of the kernel's control groups; inside a container they name the container's own limit.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -29,9 +31,16 @@ def resident_bytes() -> int:
     Without what was used once and is free again: loading an engine leaves much of that, and runs would seem to need
     nothing because they find it there.
     """
+    give_back()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def give_back() -> None:
+    """Return to the system what this process has freed: malloc keeps it for later, in an arena for each thread; so does
+    Arrow, from what came over the wire."""
+    pa.default_memory_pool().release_unused()
     if hasattr(_C, "malloc_trim"):  # of glibc
         _C.malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def reset_peak() -> int | None:

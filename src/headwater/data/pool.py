@@ -1,16 +1,17 @@
-"""A fixed number of threads that take the most urgent task first.
+"""A fixed number of threads that take the most urgent task of whoever has had the least of their time.
 
 Owns `Pool`. Its threads do the CPU work of a node or a trainer: one a core, so that decoding and inference never
-compete for more cores than there are; urgency lets a finished group run before more pictures are decoded.
+compete for more cores than there are; urgency lets a finished group run before more pictures are decoded, and
+`core.fair` says whose turn it is.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import threading
 import time
 from collections.abc import Callable
+
+from headwater.core.fair import Fair
 
 Task = Callable[[], None]
 
@@ -22,8 +23,7 @@ class Pool:
 
     def __init__(self, num_threads: int, name: str) -> None:
         assert num_threads >= 1
-        self._tasks: list[tuple[int, int, Task]] = []
-        self._counter = itertools.count()
+        self._tasks: Fair[Task] = Fair()
         self._wake = threading.Condition()
         self._closed = False
         self._threads = [
@@ -36,10 +36,10 @@ class Pool:
     def num_threads(self) -> int:
         return len(self._threads)
 
-    def submit(self, urgency: int, task: Task) -> None:
-        """Queue a task; the lowest urgency number first, then the oldest."""
+    def submit(self, urgency: int, task: Task, tenant: str = "") -> None:
+        """Queue a task; of a tenant's, the lowest urgency number first, then the oldest."""
         with self._wake:
-            heapq.heappush(self._tasks, (urgency, next(self._counter), task))
+            self._tasks.put(tenant, urgency, task)
             self._wake.notify()
 
     def close(self, within_s: float = END_WITHIN_S) -> None:
@@ -59,6 +59,9 @@ class Pool:
                     self._wake.wait()
                 if self._closed:
                     return
-                _, _, task = heapq.heappop(self._tasks)
+                turn, task = self._tasks.take()
+            start = time.perf_counter()
             task()
             del task  # don't keep its buffers alive while waiting for the next
+            with self._wake:
+                self._tasks.took(turn, time.perf_counter() - start)

@@ -302,6 +302,20 @@ def pack_bad(bad: Sequence[Bad]) -> bytes:
     return json.dumps({"bad": [[each.sample, each.key, redact(each.reason)] for each in bad]}).encode() if bad else b""
 
 
+def pack_waiting(place: tuple[int, int] | None) -> bytes:
+    """As a sign of life's metadata: the place among those that wait for memory on the node, and how many they are."""
+    return b"" if place is None else json.dumps({"bad": [], "waiting": list(place)}).encode()
+
+
+def unpack_waiting(metadata: bytes) -> tuple[int, int] | None:
+    """The way back from `pack_waiting`; None if that is not what a batch came with."""
+    try:
+        place, count = json.loads(metadata)["waiting"]
+        return int(place), int(count)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 def unpack_bad(metadata: bytes) -> list[Bad]:
     """The way back from `pack_bad`."""
     try:

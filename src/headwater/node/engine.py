@@ -92,6 +92,11 @@ class Engine:
         """Run it on these, whatever comes out; raises whatever the engine raises."""
         self._session.run(rows)
 
+    def shrink(self) -> None:
+        """Give back what is kept from larger groups. An engine that fails at it keeps its memory."""
+        with contextlib.suppress(Exception):
+            self._session.shrink()
+
     def kernels(self, rows: np.ndarray) -> list[list[Any]]:
         """[name, seconds] of every kernel for these rows; only of an engine made with `profile`, and only once."""
         assert isinstance(self._session, OnnxRuntime)

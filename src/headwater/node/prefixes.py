@@ -14,11 +14,12 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headwater.core.plan import LIMITS
 from headwater.core.tuning import AUTO, ENGINES, Candidate, Tuned
 from headwater.data.wire import UNKNOWN_CALIBRATION, UNKNOWN_PREFIX, Calibrate, Extraction
 from headwater.errors import RefusedError
@@ -32,7 +33,8 @@ from headwater.node.tryout import try_out as _try_out
 from headwater.node.tuning import Subject, Tuning
 
 TRIED_AT_ONCE = 2  # uploads: each takes a process and its memory
-MAX_ENGINES = 8  # loaded at once; the least recently used is dropped
+# Loaded at once; the least recently used is dropped. Memory sets a lower limit: see node.tenants.
+MAX_ENGINES = 64
 FILES_KEPT = 8  # times the largest upload: what the folder may hold
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,10 @@ class Wanted:
         calibration = want.calibration if want.precision == "int8" else None
         return cls(want.prefix, want.outputs, want.precision, want.engine, calibration)
 
+    @property
+    def name(self) -> str:
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
 
 @dataclass(frozen=True)
 class _Loaded:
@@ -69,7 +75,8 @@ def _load(path: Path) -> None:
 
 
 class Prefixes:
-    """ONNX files in `folder`, and engines for those in use; `num_threads` groups run at once."""
+    """ONNX files in `folder`, and engines for those in use; `num_threads` groups run at once, each in pieces of as many
+    rows as was found best, or whole."""
 
     def __init__(
         self,
@@ -77,6 +84,7 @@ class Prefixes:
         max_bytes: int,
         num_threads: int = 1,
         *,
+        in_pieces: bool = True,
         is_wary: bool = True,
         try_out: Callable[[Path], None] | None = None,
     ) -> None:
@@ -87,6 +95,7 @@ class Prefixes:
         self._folder = folder
         self.max_bytes = max_bytes
         self._num_threads = num_threads
+        self._in_pieces = in_pieces
         self._max_total_bytes = FILES_KEPT * max_bytes
         self._tuning = Tuning(folder.parent / "tuning", num_threads)
         self._calibrations = Calibrations(folder.parent / "int8", self._max_total_bytes)
@@ -105,10 +114,13 @@ class Prefixes:
     def __contains__(self, digest: str) -> bool:
         return self._path(digest).exists()
 
-    def put(self, digest: str, pieces: Iterable[bytes]) -> None:
-        """Take an upload in pieces. It is kept only if it is whole, what it says it is, and can be run."""
+    def put(self, digest: str, pieces: Iterable[bytes], room: Callable[[int], Any] = contextlib.nullcontext) -> None:
+        """Take an upload in pieces. It is kept only if it is whole, what it says it is, and can be run.
+
+        `room` makes room for a model of so many bytes to be looked at.
+        """
         try:
-            self._put(digest, pieces)
+            self._put(digest, pieces, room)
         except OSError as error:
             raise RefusedError(
                 f"the prefix can't be kept in {self._folder}: {error.strerror or error}; make room on that disk, or "
@@ -116,7 +128,7 @@ class Prefixes:
                 "XDG_CACHE_HOME)"
             ) from error
 
-    def _put(self, digest: str, pieces: Iterable[bytes]) -> None:
+    def _put(self, digest: str, pieces: Iterable[bytes], room: Callable[[int], Any]) -> None:
         total, sha = 0, hashlib.sha256()
         handle, name = tempfile.mkstemp(dir=self._folder, prefix=f"{os.getpid()}-", suffix=".part")
         try:
@@ -137,7 +149,7 @@ class Prefixes:
             check_self_contained(model)
             check_upload(model, self.max_bytes)
             del model
-            with self._trying:
+            with room(total), self._trying:
                 self._try_out(Path(name))  # refused now if it can't be run; requests may want only a part of it
             os.replace(name, self._path(digest))
             self._make_room(digest)
@@ -170,9 +182,9 @@ class Prefixes:
         self._read(digest)  # whole, and what it says it is
         self._calibrations.calibrate(request, self._path(digest))
 
-    def engine(self, wanted: Wanted) -> Engine:
-        """The engine for this; tried out and loaded if need be, which takes a while."""
-        return self._loaded(wanted).engine
+    def engine(self, wanted: Wanted, limit_bytes: int | None = None) -> Engine:
+        """The engine for this; tried out, within this memory, and loaded if need be, which takes a while."""
+        return self._loaded(wanted, limit_bytes).engine
 
     def ready(self, wanted: Wanted) -> Engine | None:
         """The engine for this if it is loaded; takes no time."""
@@ -182,11 +194,37 @@ class Prefixes:
             self._engines.move_to_end(wanted)
             return self._engines[wanted].engine
 
-    def way(self, wanted: Wanted) -> tuple[Path, Sequence[str] | None, Candidate]:
+    def tuned(self, wanted: Wanted) -> Tuned | None:
+        """How this runs, if it is loaded."""
+        with self._lock:
+            loaded = self._engines.get(wanted)
+        return None if loaded is None else loaded.tuned
+
+    def num_bytes(self, digest: str) -> int:
+        """Of the prefix's file."""
+        try:
+            return self._path(digest).stat().st_size
+        except FileNotFoundError:
+            raise RefusedError(f"{UNKNOWN_PREFIX} {digest}") from None
+
+    def shrink(self, name: str) -> None:
+        """Have an engine give back what it keeps from larger groups."""
+        with self._lock:
+            found = [loaded.engine for wanted, loaded in self._engines.items() if wanted.name == name]
+        for each in found:
+            each.shrink()
+
+    def unload(self, name: str) -> None:
+        """Let go of an engine; it is loaded again when somebody asks."""
+        with self._lock:
+            for wanted in [each for each in self._engines if each.name == name]:
+                del self._engines[wanted]
+
+    def way(self, wanted: Wanted, limit_bytes: int | None = None) -> tuple[Path, Sequence[str] | None, Candidate]:
         """The file to run, which of its outputs, and how: for whoever runs it in another process. Loads no engine."""
         with self._lock:
             loaded = self._engines.get(wanted)
-        path, outputs, tuned = self._tuned(wanted)
+        path, outputs, tuned = self._tuned(wanted, limit_bytes)
         return path, outputs, (loaded.tuned if loaded else tuned).candidate
 
     def in_use(self) -> list[dict[str, Any]]:
@@ -213,7 +251,7 @@ class Prefixes:
         self._tuning.close()
         self._calibrations.close()
 
-    def _loaded(self, wanted: Wanted) -> _Loaded:
+    def _loaded(self, wanted: Wanted, limit_bytes: int | None) -> _Loaded:
         with self._lock:
             if wanted in self._engines:
                 self._engines.move_to_end(wanted)
@@ -222,7 +260,7 @@ class Prefixes:
             with self._lock:
                 if wanted in self._engines:
                     return self._engines[wanted]
-            return self._load(wanted)
+            return self._load(wanted, limit_bytes)
 
     @contextlib.contextmanager
     def _loading(self, key: Wanted) -> Iterator[None]:
@@ -239,15 +277,17 @@ class Prefixes:
                 if waiting == 1:
                     del self._doors[key]
 
-    def _tuned(self, wanted: Wanted) -> tuple[Path, Sequence[str] | None, Tuned]:
+    def _tuned(self, wanted: Wanted, limit_bytes: int | None) -> tuple[Path, Sequence[str] | None, Tuned]:
         self.check(wanted)
         self._read(wanted.digest)
         path, outputs = self._file(wanted)
         subject = Subject(wanted.digest, wanted.outputs, wanted.precision)
-        return path, outputs, self._tuning.tuned(subject, path, outputs, wanted.engine)
+        return path, outputs, self._tuning.tuned(subject, path, outputs, wanted.engine, limit_bytes)
 
-    def _load(self, wanted: Wanted) -> _Loaded:
-        path, outputs, tuned = self._tuned(wanted)
+    def _load(self, wanted: Wanted, limit_bytes: int | None) -> _Loaded:
+        path, outputs, tuned = self._tuned(wanted, limit_bytes)
+        if not self._in_pieces:
+            tuned = replace(tuned, candidate=replace(tuned.candidate, batch=LIMITS["node_batch"][1]))
         try:
             model = path.read_bytes()
         except FileNotFoundError:  # made room for another one just now

@@ -63,6 +63,8 @@ def serve(
     num_caches: int = 1,
     drain_s: float = 0.0,
     http: str = "",
+    max_memory_bytes: int | None = None,
+    adapt: bool = True,
     announce: Callable[[Node], None] = lambda node: None,
     until_input_ends: bool = False,
     tokens: Path | None = None,
@@ -75,7 +77,7 @@ def serve(
 
     Rows are kept in `cache_folder` (by default beside the prefixes) within `cache_bytes`: None takes the default of
     `Cache`, 0 keeps none. Where another node uses that folder, the first of `num_caches` that none uses is taken:
-    FOLDER, FOLDER-2, ….
+    FOLDER, FOLDER-2, …. Jobs share `max_memory_bytes`, by default what the machine has.
     """
     if not roots:
         raise ConfigError("a node serves at least one folder or bucket; name it: headwater serve s3://photos")
@@ -103,7 +105,8 @@ def serve(
     cache = Cache(rows, cache_bytes, others)
     try:
         node = Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
-                    cache=cache, drain_s=drain_s, tokens=tokens, tls=tls, is_wary=not until_input_ends)  # fmt: skip
+                    cache=cache, drain_s=drain_s, tokens=tokens, tls=tls, is_wary=not until_input_ends,
+                    max_memory_bytes=max_memory_bytes, adapt=adapt)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
         raise ConfigError(
             f"can't listen on {listen} ({error}); is something else running there, or is it not an address of this "

@@ -12,9 +12,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from headwater.data import wire
 from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
 from headwater.data.layouts import list_samples
-from headwater.data.memory import memory_bytes
+from headwater.data.memory import give_back, memory_bytes
 from headwater.data.samples import Samples
 from headwater.data.secrets import redact
 from headwater.data.store import Store, full_url, open_store
@@ -46,6 +46,7 @@ from headwater.node.prefixes import Prefixes, Wanted
 from headwater.node.quantise import has_vnni
 from headwater.node.quotas import Quotas
 from headwater.node.roots import is_below
+from headwater.node.tenants import TIMES_MODEL, TRIAL_ROWS, Tenants
 from headwater.node.tls import Tls
 from headwater.node.tokens import TokensFile
 from headwater.version import VERSION
@@ -74,18 +75,25 @@ class Node(flight.FlightServerBase):
         tokens: Path | None = None,
         tls: Tls | None = None,
         is_wary: bool = True,
+        max_memory_bytes: int | None = None,
+        adapt: bool = True,
     ) -> None:
         """`cache` keeps rows that were made; it is closed with the node. None keeps nothing.
 
         `drain_s` is what requests under way get when the node is told to stop. With `tokens`, a file, only calls with
-        one of its tokens are answered; without, all are. `is_wary`: uploads may be a stranger's.
+        one of its tokens are answered; without, all are. `is_wary`: uploads may be a stranger's. Jobs share
+        `max_memory_bytes`, or what the machine has (docs/tenants.md); `adapt=False` gives each groups as large as it
+        asks for, and runs them whole.
         """
         self.roots = tuple(full_url(root) for root in roots)
         middleware = {} if tokens is None else {KEY: Door(TokensFile(tokens, self.roots))}
         tls_options = {} if tls is None else tls.server_options()
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
-        self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads, is_wary=is_wary)
+        self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads, in_pieces=adapt,
+                                  is_wary=is_wary)  # fmt: skip
         self._quotas = Quotas(state / "prefixes")
+        self._max_memory_bytes = max_memory_bytes
+        self._tenants = Tenants(self._prefixes, self.num_threads, max_memory_bytes, adapt)
         self._children = Children()
         self._slow = ThreadPoolExecutor(MAX_CHUNKS, "slow")  # what takes a while, and needs signs of life meanwhile
         self._extractor = Extractor(self.num_threads)
@@ -102,6 +110,7 @@ class Node(flight.FlightServerBase):
     def stop(self, within_s: float) -> None:
         """Cut running streams off, end the server and its threads."""
         self._stopping = True
+        self._tenants.rooms.close()
         self._prefixes.close()
         self._children.close()
         self._slow.shutdown(wait=False, cancel_futures=True)
@@ -125,7 +134,8 @@ class Node(flight.FlightServerBase):
             "num_threads": self.num_threads,
             "cores": min(float(self.num_threads), usable_cores()),
             "machine": machine(),
-            "memory_bytes": memory_bytes(),
+            "memory_bytes": min(memory_bytes(), self._max_memory_bytes or memory_bytes()),
+            "memory": self._tenants.rooms.to_json(),
             "max_upload_bytes": max_upload_bytes,
             "codecs": list(codecs.CODECS),
             "precisions": list(engines.precisions()),
@@ -172,8 +182,8 @@ class Node(flight.FlightServerBase):
                 return
             digest = _digest((descriptor.command or b"").decode(errors="replace"))
             grant = grant_of(context)
-            pieces = self.calls.received(asked, _pieces(reader))
-            self._prefixes.put(digest, self._quotas.pieces(grant, pieces, self._prefixes.max_bytes))
+            pieces = self._quotas.pieces(grant, self.calls.received(asked, _pieces(reader)), self._prefixes.max_bytes)
+            self._prefixes.put(digest, pieces, partial(self._room_to_look, writer))
             self._quotas.uploaded(grant, digest)
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
@@ -237,20 +247,21 @@ class Node(flight.FlightServerBase):
         def abandoned() -> bool:
             return self._stopping or context.is_cancelled()
 
-        with _as_status():
-            run, at_once, maker = None, None, _MAKER
-            if want.prefix:  # before a turn is taken: others whose engines are there need not wait for this one's
-                engine = self._prefixes.ready(Wanted.of(want))
-                if engine is None:
-                    loading = self._start(self._prefixes.engine, Wanted.of(want))
-                    for _ in self._while(loading, abandoned):
-                        yield pa.RecordBatch.from_pylist([], schema=schema), b""  # a sign of life: see data.extract
-                    engine = loading.result()
+        with _as_status(), ExitStack() as cleanup:
+            run, at_once, maker, turn = None, None, _MAKER, None
+            room = cleanup.enter_context(self._tenants.open(chunk))
+            # Before a turn is taken: others whose engines are there need not wait for this one's.
+            coming = self._tenants.enter(chunk, room, self._start, partial(self._while, abandoned=abandoned),
+                                         SIGN_OF_LIFE_S, abandoned)  # fmt: skip
+            engine = yield from _signs(coming, schema)
+            if abandoned():
+                raise _ended()
+            if engine is not None:
                 run, at_once = partial(engine.run, boundary=want.boundary), engine.batch
                 maker = f"{_MAKER}, {engine.name} {engines.version(engine.name)}"
                 if want.precision == "int8":
                     maker += f", {INT8_FORMAT} by {want.calibration}, {'8' if has_vnni() else '7'}-bit weights"
-            while (turn := self._take_turn()) is None:
+            while (turn := self._take_turn(chunk.job)) is None:
                 if abandoned():
                     raise _ended()
                 yield pa.RecordBatch.from_pylist([], schema=schema), b""
@@ -267,7 +278,8 @@ class Node(flight.FlightServerBase):
                     chunk = replace(chunk, samples=tuple(chunk.samples[place] for place in kept.missing()))
                 if not chunk.samples:
                     return
-                for part in self._extractor.rows(self._store(want.url), chunk, run, abandoned, at_once=at_once):
+                store = self._store(want.url)
+                for part in self._extractor.rows(store, chunk, run, abandoned, at_once=at_once, gate=room):
                     columns = codecs.encode(want.codec, part.tensors, want.boundary)
                     if kept is not None:
                         kept.keep(part.ids, columns)
@@ -280,13 +292,24 @@ class Node(flight.FlightServerBase):
                     self._turns.give_back(turn)
                     self._room.notify()
 
-    def _take_turn(self) -> int | None:
+    @contextmanager
+    def _room_to_look(self, writer: Any, num_bytes: int) -> Iterator[None]:
+        """Memory to load an upload for a moment, with signs of life while that has to be waited for."""
+        with self._tenants.errand("upload", TIMES_MODEL * num_bytes) as room:
+            for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, lambda: self._stopping):
+                writer.write(pa.py_buffer(b"waiting"))
+            if self._stopping:
+                raise _ended()
+            yield
+            give_back()
+
+    def _take_turn(self, job: str) -> int | None:
         """A second's wait for a turn at most: meanwhile somebody may be found to have stalled."""
         deadline = time.monotonic() + 1.0
         with self._room:
-            while (turn := self._turns.take(time.monotonic())) is None:
+            while (turn := self._turns.take(time.monotonic(), job)) is None:
                 if not self._room.wait(timeout=max(0.0, deadline - time.monotonic())):
-                    return self._turns.take(time.monotonic())
+                    return self._turns.take(time.monotonic(), job)
             return turn
 
     @contextmanager
@@ -325,9 +348,16 @@ class Node(flight.FlightServerBase):
         self, request: wire.Calibrate, context: flight.ServerCallContext
     ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Signs of life while ranges are found; then an empty batch that says so."""
-        with _as_status():
+
+        def abandoned() -> bool:
+            return self._stopping or context.is_cancelled()
+
+        digest = request.chunk.extraction.prefix
+        with _as_status(), self._tenants.child("calibration", digest, TRIAL_ROWS) as room:
+            for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, abandoned):
+                yield wire.blob_batch(b""), b""
             work = self._start(self._prefixes.calibrate, request)
-            for _ in self._while(work, lambda: self._stopping or context.is_cancelled()):
+            for _ in self._while(work, abandoned):
                 yield wire.blob_batch(b""), b""
             work.result()
             yield wire.blob_batch(b""), b"{}"
@@ -374,13 +404,16 @@ class Node(flight.FlightServerBase):
         def abandoned() -> bool:
             return self._stopping or context.is_cancelled()
 
-        with _as_status():
+        with _as_status(), ExitStack() as cleanup:
             want = request.chunk.extraction
+            room = cleanup.enter_context(self._tenants.child("probe", want.prefix, want.node_batch))
+            for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, abandoned):
+                yield wire.blob_batch(b""), b""
             how: dict[str, Any] = {}
             if want.prefix:
                 wanted = Wanted.of(want)
                 self._prefixes.check(wanted)
-                finding = self._start(self._prefixes.way, wanted)
+                finding = self._start(self._prefixes.way, wanted, room.granted_bytes)
                 for _ in self._while(finding, abandoned):
                     yield wire.blob_batch(b""), b""
                 path, outputs, way = finding.result()
@@ -429,6 +462,18 @@ class Node(flight.FlightServerBase):
 
 
 _ACTIONS = [("hello", "who the node is and what it can do"), ("has-prefix", "does it hold the prefix of this digest?")]
+
+
+def _signs(
+    coming: Iterator[tuple[int, int] | None], schema: pa.Schema
+) -> Generator[tuple[pa.RecordBatch, bytes], None, Any]:
+    """Empty batches, one for each sign of life; what the generator says in the end."""
+    while True:
+        try:
+            place = next(coming)
+        except StopIteration as end:
+            return end.value
+        yield pa.RecordBatch.from_pylist([], schema=schema), wire.pack_waiting(place)  # see data.extract
 
 
 def _ended() -> flight.FlightError:

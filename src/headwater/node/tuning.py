@@ -7,7 +7,8 @@ outputs, its precision and this machine (with its cores and the versions of its 
 anything else, or older than `KEPT_S`, is measured again. An engine that ended its process, or took too long, is left
 out until the node starts again, and nothing is kept then. For other outputs of the same file, which are other cuts of
 the same model, what was best for the first is tried alone: a job that changes its cut in the middle of an epoch should
-not stand still for long.
+not stand still for long. Each trial also tells the memory it took; one that would take more than the child was given is
+passed over, and then nothing is kept on disk, since another time there may be more.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from headwater.core.tuning import AUTO, TRIAL_S, Candidate, Trial, Tuned, Tuner, choose, fault_of, trials_from_json
 from headwater.core.tuning import trials_to_json as to_json
 from headwater.data.cores import machine, usable_cores
+from headwater.data.memory import peak_bytes, reset_peak, resident_bytes
 from headwater.errors import ConfigError, RefusedError
 from headwater.node import engines
 from headwater.node.child import Children, Ended, as_child, read_request
@@ -37,12 +39,13 @@ from headwater.node.onnxfile import check_self_contained, up_to
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 BUDGET_S = 4.0
 _END_AFTER_S = 60.0  # a child that is stuck; a slow device needs some time for even one trial
 TOLERANCE = 1e-4  # of the largest value: what rows may differ from ONNX Runtime's
 MAX_RECORDS = 1000
 KEPT_S = 30 * 24 * 3600.0
-FORMAT = "headwater-tuning 2"
+FORMAT = "headwater-tuning 3"
 _STOPPING = "the node is stopping; ask again once it is back"
 
 
@@ -68,21 +71,31 @@ class Tuning:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
 
-    def tuned(self, subject: Subject, path: Path, outputs: Sequence[str] | None, engine: str = AUTO) -> Tuned:
+    def tuned(
+        self,
+        subject: Subject,
+        path: Path,
+        outputs: Sequence[str] | None,
+        engine: str = AUTO,
+        limit_bytes: int | None = None,
+    ) -> Tuned:
         """How to run this prefix, tried now if nothing is known. `path` and `outputs` say where it is.
 
-        RefusedError if the engine that is pinned can't run it.
+        What tries it keeps within `limit_bytes`. RefusedError if the engine that is pinned can't run it.
         """
         trials = self._known.get(subject) or self._read(subject)
         able = engines.engines_for(subject.precision)
         if trials is None:
             alike = choose(self._read_alike(subject) or ())
-            trials = self._try(subject, path, outputs, able, alike.candidate if alike else None)
-            self._write(subject, trials)
+            trials, is_whole = self._try(subject, path, outputs, able, limit_bytes, alike.candidate if alike else None)
+            if is_whole:
+                self._write(subject, trials)
         if engine != AUTO and not any(each.candidate.engine == engine and not each.ended for each in trials):
             others = tuple(each for each in trials if each.candidate.engine != engine)
-            trials = others + self._try(subject, path, outputs, (engine,))
-            self._write(subject, trials)
+            more, is_whole = self._try(subject, path, outputs, (engine,), limit_bytes)
+            trials = others + more
+            if is_whole:
+                self._write(subject, trials)
         with self._lock:
             self._known[subject] = trials
         found = choose(trials, engine)
@@ -96,7 +109,8 @@ class Tuning:
                 "every engine that tried this prefix broke, and would end the node as well; cut elsewhere"
             )
         faults = "; ".join(dict.fromkeys(f"{each.candidate.engine}: {each.fault}" for each in trials if each.fault))
-        return Tuned(Candidate(able[0]), trials, f"no trial succeeded ({faults or 'the log of the node says more'})")
+        way = Candidate(able[0]) if limit_bytes is None else Candidate(able[0], batch=1)  # nobody knows what more takes
+        return Tuned(way, trials, f"no trial succeeded ({faults or 'the log of the node says more'})")
 
     def close(self) -> None:
         """End what is being tried."""
@@ -108,8 +122,10 @@ class Tuning:
         path: Path,
         outputs: Sequence[str] | None,
         able: Sequence[str],
+        limit_bytes: int | None,
         like: Candidate | None = None,
-    ) -> tuple[Trial, ...]:
+    ) -> tuple[tuple[Trial, ...], bool]:
+        """What came of it, and whether nothing was left out for want of memory."""
         asked = {
             "path": str(path),
             "outputs": None if outputs is None else list(outputs),
@@ -118,6 +134,7 @@ class Tuning:
             "like": None if like is None else asdict(like),
             "cores": self._cores,
             "budget_s": self._budget_s,
+            "limit_bytes": limit_bytes,
         }
         with self._turn:  # another one's trials beside these would make them say something else
             if self._children.closed:
@@ -127,7 +144,7 @@ class Tuning:
                 ended = self._children.run("headwater.node.tuning", json.dumps(asked).encode(), within_s)
             except OSError as error:  # no room for a file or a process: rows can be made all the same
                 log.warning("no engine could be tried for prefix %s: %s", subject.digest[:12], error)
-                return ()
+                return (), True
         if self._children.closed:
             raise RefusedError(_STOPPING)
         trials = _told(ended)
@@ -143,8 +160,9 @@ class Tuning:
         broken = {each.candidate.engine for each in trials if each.ended}
         left = [each for each in able if each not in {trial.candidate.engine for trial in trials}]
         if broken and left:
-            trials += self._try(subject, path, outputs, left)
-        return trials
+            more, is_whole = self._try(subject, path, outputs, left, limit_bytes)
+            return trials + more, is_whole
+        return trials, b'"too large"' not in ended.said
 
     def _path(self, subject: Subject) -> Path:
         about = self._about(subject)
@@ -235,28 +253,68 @@ def main() -> None:
     check_self_contained(model)
     if asked["outputs"] is not None:
         model = up_to(model, asked["outputs"])
-    bench = _Bench(model, asked["cores"], asked["precision"])
+    bench = _Bench(model, asked["cores"], asked["precision"], asked["limit_bytes"])
     like = asked["like"]
     begin = time.perf_counter()  # a large model takes seconds to read, and is the one worth trying
     tuner = Tuner(asked["engines"], asked["cores"], None if like is None else Candidate(**like))
     while (candidate := tuner.next(asked["budget_s"] - (time.perf_counter() - begin))) is not None:
         print(json.dumps({"trying": asdict(candidate)}), file=said, flush=True)
         trial = bench.trial(candidate)
+        if trial is None:
+            print(json.dumps({"too large": asdict(candidate)}), file=said, flush=True)
+            continue
         tuner.record(trial)
         print(json.dumps(to_json([trial])[0]), file=said, flush=True)
+    for engine in asked["engines"]:
+        if not any(not trial.fault for trial in tuner.trials):  # a row at once takes less than the check did
+            trial = bench.trial(Candidate(engine, 1, 1), in_any_case=True)
+            assert trial is not None
+            tuner.record(trial)
+            print(json.dumps(to_json([trial])[0]), file=said, flush=True)
     said.flush()
     os._exit(0)  # engines' threads need not be waited for
+
+
+class _Line:
+    """The memory of one session, from what the process takes at most while it runs so many rows at once."""
+
+    def __init__(self, before: int) -> None:
+        self._before = before
+        self.at_rest = before  # with the session loaded, and nothing run yet
+        self._points: list[tuple[int, int]] = []
+
+    def watch(self, rows: int, work: Callable[[], _T]) -> _T:
+        reset_peak()
+        result = work()
+        taken = max(peak_bytes(), resident_bytes())
+        # An engine keeps what its largest group took, so that smaller ones say nothing.
+        if not self._points or rows > self._points[-1][0]:
+            self._points.append((rows, taken))
+        return result
+
+    def expects(self, rows: int) -> int:
+        """What the process will take at most; from its first run, which also lays out memory once, rather too much."""
+        known, taken = self._points[-1]
+        return taken + max(0, rows - known) * max(1, (taken - self.at_rest) // known)
+
+    def found(self) -> tuple[int, int]:
+        """Bytes however few rows, and for each row."""
+        (few, first), (many, last) = self._points[0], self._points[-1]
+        row_bytes = (last - first) // (many - few) if many > few else (first - self.at_rest) // few
+        row_bytes = max(1, row_bytes)
+        return max(0, first - self._before - few * row_bytes), row_bytes
 
 
 class _Bench:
     """One session at a time, as it would run on the node: several groups at once, or one on all cores."""
 
-    def __init__(self, model: bytes, cores: int, precision: str) -> None:
+    def __init__(self, model: bytes, cores: int, precision: str, limit_bytes: int | None) -> None:
         from headwater.node.engines.ort import OnnxRuntime
 
         self._model = model
         self._cores = cores
         self._precision = precision
+        self._limit_bytes = limit_bytes
         reference = OnnxRuntime(model)
         shape = reference.row_shape
         if not all(isinstance(each, int) for each in shape):
@@ -268,17 +326,27 @@ class _Bench:
         self._expected = reference.run(self._rows)
         self._session: engines.Session | None = None
         self._way: tuple[str, int] | None = None
+        self._line = _Line(0)
 
-    def trial(self, candidate: Candidate) -> Trial:
+    def trial(self, candidate: Candidate, in_any_case: bool = False) -> Trial | None:
+        """What came of it; None if it would take more memory than there is, unless it is tried in any case."""
         try:
             if self._way != (candidate.engine, candidate.threads):
                 self._session = self._way = None  # memory for one at a time
+                self._line = _Line(resident_bytes())
                 self._session = engines.load(candidate.engine, self._model, threads=candidate.threads,
                                              at_once=self._cores, precision=self._precision)  # fmt: skip
-                self._check(self._session)
+                self._line.at_rest = resident_bytes()
+                self._line.watch(len(self._rows), lambda session=self._session: self._check(session))  # type: ignore[misc]
                 self._way = candidate.engine, candidate.threads
             assert self._session is not None
-            return Trial(candidate, self._rate(self._session, candidate))
+            session, at_once = self._session, candidate.batch * (self._cores if candidate.threads == 1 else 1)
+            is_too_large = self._limit_bytes is not None and self._line.expects(at_once) > self._limit_bytes
+            if is_too_large and not in_any_case:
+                return None
+            rate = self._line.watch(at_once, lambda: self._rate(session, candidate))
+            fixed_bytes, row_bytes = self._line.found()
+            return Trial(candidate, rate, fixed_bytes=fixed_bytes, row_bytes=row_bytes)
         except Exception as error:
             return Trial(candidate, fault=first_line(error))
 

@@ -6,6 +6,7 @@ Owns `NodeClient`, a `Worker` over Arrow Flight.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from headwater.train.access import TLS, Access
 from headwater.train.reply import Gathering, Reply
 from headwater.version import VERSION
 
+log = logging.getLogger(__name__)
+
 ANSWER_WITHIN_S = 5.0
 _PIECE_BYTES = 1 << 20
 _NOT_OURS = "is it a Headwater node (`headwater serve`)?"
@@ -46,6 +49,7 @@ class NodeClient:
         self._files: dict[str, Path] = {}  # what it may need to be sent again, by digest
         self._calibrations: dict[str, wire.Calibrate] = {}  # what it may need to be asked again
         self.received_bytes = 0  # of rows, as they come in
+        self._is_waiting = False  # for memory on the node; said once
         self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
         self._lock = threading.Lock()
         with self._plain_errors():
@@ -194,8 +198,17 @@ class NodeClient:
                 gathering.add(*wire.unpack_rows(want.codec, want.boundary, item.data))
                 if item.app_metadata:
                     num_bytes += item.app_metadata.size
-                    gathering.add_bad(wire.unpack_bad(item.app_metadata.to_pybytes()))
+                    said = item.app_metadata.to_pybytes()
+                    gathering.add_bad(wire.unpack_bad(said))
+                    self._tell_wait(wire.unpack_waiting(said))
+                elif item.data.num_rows:
+                    self._is_waiting = False
         return gathering.reply(num_bytes)
+
+    def _tell_wait(self, place: tuple[int, int] | None) -> None:
+        if place is not None and not self._is_waiting:
+            self._is_waiting = True
+            log.warning("%s: waiting for memory there: place %d of %d; others use it now", self.name, *place)
 
     def stop(self, stopped: threading.Event) -> None:
         with self._lock:

@@ -30,6 +30,9 @@ class Session(Protocol):
     def run(self, rows: np.ndarray) -> Sequence[np.ndarray]:
         """Every output for these rows. Raises whatever the engine raises."""
 
+    def shrink(self) -> None:
+        """Give back what is kept from larger runs; those under way keep theirs."""
+
 
 def load(name: str, model: bytes, *, threads: int = 1, at_once: int = 1, precision: str = "fp32") -> Session:
     """This model in this engine: each run takes `threads` threads, and `at_once` runs come at the same time."""

@@ -50,6 +50,13 @@ class OnnxRuntime:
         result: Sequence[np.ndarray] = self._session.run(self.outputs, {self.inputs[0]: rows})
         return result
 
+    def shrink(self) -> None:
+        # It can do so at the end of a run alone: one of a single row.
+        options = ort.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        shape = [each if isinstance(each, int) else 1 for each in self.row_shape]
+        self._session.run(self.outputs, {self.inputs[0]: np.zeros((1, *shape), np.float32)}, options)
+
     def kernels(self, rows: np.ndarray) -> list[list[Any]]:
         """[name, seconds] of every kernel for these rows, in the order they ran; ends the profile.
 

@@ -41,6 +41,8 @@ class OpenVino:
         self.inputs: Sequence[str] = [_name(each) for each in self._compiled.inputs]
         self.outputs: Sequence[str] = [_name(each) for each in self._compiled.outputs]
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._at_once = at_once
+        self._shrinking = threading.Lock()
         for _ in range(at_once):
             self._requests.put(self._compiled.create_infer_request())
 
@@ -52,6 +54,16 @@ class OpenVino:
         finally:
             request._inputs_data = None  # or it would hold the group's buffer until its next run
             self._requests.put(request)
+
+    def shrink(self) -> None:
+        with self._shrinking:  # or two of them would wait for each other's requests
+            idle = [self._requests.get() for _ in range(self._at_once)]  # not while one of them runs
+            try:
+                if hasattr(self._compiled, "release_memory"):  # OpenVINO 2025.0 and later
+                    self._compiled.release_memory()
+            finally:
+                for each in idle:
+                    self._requests.put(each)
 
 
 def _settle(openvino: Any) -> None:

@@ -1,0 +1,157 @@
+"""Tenants of a node and their memory: what each needs, from what was measured, and how a request gets in.
+
+Owns the budget and the memory lines; `node.rooms` holds the queue. A tenant is a job with one of its prefixes: a job
+that goes over to another cut is a new one, and the old one falls silent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from headwater.core.admission import Need
+from headwater.core.spec import ITEM_BYTES
+from headwater.core.tuning import Tuned
+from headwater.data.memory import memory_bytes, resident_bytes
+from headwater.data.samples import WHOLE
+from headwater.data.wire import Chunk
+from headwater.errors import ConfigError
+from headwater.node.engine import Engine
+from headwater.node.prefixes import Prefixes, Wanted
+from headwater.node.rooms import Room, Rooms
+
+# Kept out of the budget: what no line tells of (the wire's buffers, the kernel's, a heap's gaps), as a part of it all;
+# engines' libraries, once they are used (measured: 53 MB); and for each thread that decodes, a picture of 8 megapixels
+# and the floats of a piece.
+MARGIN = 0.1
+LIBRARY_BYTES = 56 << 20
+THREAD_BYTES = 40 << 20
+LEAST_BYTES = 64 << 20  # of a budget: less than that runs no model
+# Until it is measured: a child that tries engines takes this much by itself (measured: 150 MB with both of them), and
+# this many times the model's file; a row of ResNet50, more than of most, takes this much in an engine (measured).
+# Where no trial succeeded, a row is taken for six times as large, and goes by itself.
+CHILD_BYTES = 160 << 20
+TIMES_MODEL = 3
+ROW_BYTES = 16 << 20
+UNMEASURED = 6
+TRIAL_ROWS = 32  # what the largest trial has at once
+
+Start = Callable[..., Future[Any]]
+While = Callable[[Future[Any]], Iterator[None]]
+
+
+def budget(limit_bytes: int | None, num_threads: int) -> int:
+    """Bytes for tenants: what the machine or its control group has, or less if told so, without what the node itself
+    takes."""
+    total = min(memory_bytes(), limit_bytes or memory_bytes())
+    own = resident_bytes() + LIBRARY_BYTES + int(MARGIN * total) + num_threads * THREAD_BYTES
+    if total - own < LEAST_BYTES:
+        raise ConfigError(
+            f"{total / 1e6:,.0f} MB of memory are too little for a node with {num_threads} threads: it takes "
+            f"{own / 1e6:,.0f} MB before the first job; give it more (--memory, or its control group), or fewer threads"
+        )
+    return total - own
+
+
+class Tenants:
+    """What a node's requests need, and their way in."""
+
+    def __init__(self, prefixes: Prefixes, num_threads: int, limit_bytes: int | None, adapt: bool = True) -> None:
+        """`adapt=False` lets every request have groups as large as it asks for, whatever memory there is: for
+        benchmarks alone."""
+        self._prefixes = prefixes
+        self._num_threads = num_threads
+        self.rooms = Rooms(budget(limit_bytes, num_threads) if adapt else None, prefixes)
+        self._errands = itertools.count(1)
+
+    def open(self, chunk: Chunk) -> Room:
+        """A room for this request."""
+        engine = Wanted.of(chunk.extraction).name if chunk.extraction.prefix else ""
+        return self.rooms.open(f"{chunk.job} {engine}".strip(), self._need(chunk))
+
+    def errand(self, what: str, num_bytes: int, rows: int = 1, row_bytes: int = 0) -> Room:
+        """A room for work in a child, or for a moment: so many bytes, and more for up to so many rows if there are."""
+        need = Need("", num_bytes, row_bytes, 0, rows)
+        return self.rooms.open(f"{what} {next(self._errands)}", need, errand=True)
+
+    def child(self, what: str, digest: str | None, rows: int) -> Room:
+        """The same for a child that runs a prefix."""
+        model = TIMES_MODEL * self._prefixes.num_bytes(digest) if digest else 0
+        return self.errand(what, CHILD_BYTES + model, rows, ROW_BYTES)
+
+    def enter(
+        self, chunk: Chunk, room: Room, start: Start, while_: While, pause_s: float, abandoned: Callable[[], bool]
+    ) -> Generator[tuple[int, int] | None, None, Engine | None]:
+        """Says when to give a sign of life, with the place in the queue, until the room is in and its engine loaded.
+
+        The generator's value is the engine; None without a prefix.
+        """
+        want = chunk.extraction
+        while True:
+            yield from self.wait(room, pause_s, abandoned)
+            if abandoned() or not want.prefix:
+                return None
+            wanted = Wanted.of(want)
+            engine: Engine | None = self._prefixes.ready(wanted)
+            if engine is None:
+                room.needs(self._to_prepare(chunk))
+                if not room.is_in:
+                    continue
+                loading = start(partial(self._prefixes.engine, wanted, room.granted_bytes))
+                for _ in while_(loading):
+                    yield None
+                engine = loading.result()
+            room.needs(self._need(chunk), measured=True)
+            if room.is_in:
+                return engine
+            engine = None  # not held while others may need its memory
+
+    def wait(self, room: Room, pause_s: float, abandoned: Callable[[], bool]) -> Iterator[tuple[int, int] | None]:
+        """Says when to give a sign of life, with the place in the queue, until the room is in."""
+        waited_s = pause_s  # the first at once: the trainer should know why nothing comes
+        while not room.wait(0.25 if waited_s else 0.0):
+            if abandoned():
+                return
+            waited_s += 0.25
+            if waited_s >= pause_s:
+                waited_s = 0.25
+                yield room.place
+
+    def _need(self, chunk: Chunk) -> Need:
+        want = chunk.extraction
+        wanted = min(want.node_batch, len(chunk.samples))
+        pixels = want.transforms.pixel_spec.row_bytes
+        crosses = sum(spec.row_bytes for spec in want.boundary)
+        sample = sum(ref.size if ref.length == WHOLE else ref.length for ref in chunk.samples) // len(chunk.samples)
+        hold = sample + pixels + 2 * crosses  # the second as the wire has it
+        if not want.prefix:
+            return Need("", 0, 0, hold, wanted)
+        tuned = self._prefixes.tuned(Wanted.of(want))
+        if tuned is None:
+            return self._to_prepare(chunk)
+        fixed, row = tuned.memory or self._guess(want.prefix)
+        work = (row + self._float_bytes(chunk)) * self._at_once(tuned)
+        piece = tuned.candidate.batch
+        return Need(Wanted.of(want).name, fixed, work, hold, wanted, rates=tuned.rates, piece=piece)
+
+    def _to_prepare(self, chunk: Chunk) -> Need:
+        """While engines are tried and one is loaded."""
+        want = chunk.extraction
+        assert want.prefix is not None
+        model = TIMES_MODEL * self._prefixes.num_bytes(want.prefix)
+        return Need(Wanted.of(want).name, CHILD_BYTES + model, ROW_BYTES, 0, TRIAL_ROWS * self._num_threads)
+
+    def _guess(self, digest: str) -> tuple[int, int]:
+        """Where nothing could be measured."""
+        return TIMES_MODEL * self._prefixes.num_bytes(digest), UNMEASURED * ROW_BYTES
+
+    def _at_once(self, tuned: Tuned) -> int:
+        return self._num_threads if tuned.candidate.threads == 1 else 1
+
+    def _float_bytes(self, chunk: Chunk) -> int:
+        spec = chunk.extraction.transforms.output_spec
+        return math.prod(spec.shape) * ITEM_BYTES["float32"]

@@ -1,0 +1,115 @@
+"""Jobs share a node's memory: who does not fit waits and is told so, and what is let go really comes back."""
+
+import gc
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx import helper as make
+from onnx import numpy_helper
+
+from headwater.core.admission import Need
+from headwater.core.spec import TensorSpec
+from headwater.core.tuning import Candidate
+from headwater.data import wire
+from headwater.data.memory import resident_bytes
+from headwater.errors import ConfigError, RefusedError
+from headwater.node import engines
+from headwater.node.engine import Engine
+from headwater.node.rooms import Rooms
+from headwater.node.tenants import budget
+
+MB = 1 << 20
+
+
+def hungry(build):
+    """A model whose rows take much in the engine: 512 channels of the size of the input, 128 KB."""
+    weights = np.random.default_rng(0).normal(size=(512, 3, 3, 3)).astype(np.float32)
+    nodes = [make.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4), make.make_node("Sigmoid", ["a"], ["b"]),
+             make.make_node("ReduceMean", ["b"], ["c"], axes=[2, 3], keepdims=0),
+             make.make_node("Slice", ["c", "from", "to", "axis"], ["mean"])]  # fmt: skip
+    bounds = {"from": 0, "to": 3, "axis": 1}
+    tensors = [numpy_helper.from_array(weights, "w"),
+               *(numpy_helper.from_array(np.array([value]), name) for name, value in bounds.items())]  # fmt: skip
+    return build.model(nodes, tensors)
+
+
+@pytest.mark.parametrize("name", engines.available())
+def test_an_engine_gives_back_what_it_kept_from_a_large_group(build, name):
+    engine = Engine(hungry(build), way=Candidate(name, 1, 1024))
+    boundary = (TensorSpec("mean", (3,), "float32"),)
+    rows = np.random.default_rng(0).normal(size=(1024, 3, 8, 8)).astype(np.float32)
+    first = engine.run(rows[:2], boundary)[0].copy()
+    before = resident_bytes()
+    engine.run(rows, boundary)
+    gc.collect()
+    kept = resident_bytes() - before
+    engine.shrink()
+    assert kept > 100 * MB, "a group of 1,024 rows takes 128 MB in the engine"
+    assert resident_bytes() - before < kept / 4
+    assert (engine.run(rows[:2], boundary)[0] == first).all()
+
+
+def test_an_engine_that_is_unloaded_is_loaded_again_when_somebody_asks(node, client, upload, build, chunk_of, never):
+    chunk = chunk_of(prefix=upload(build.model()))
+    assert client.rows(chunk, never).good.all()
+    (tenant,) = node.hello()["memory"]["tenants"]
+    node._prefixes.unload(tenant["tenant"].split()[-1])
+    assert node.hello()["prefixes"] == []
+    assert client.rows(chunk, never).good.all()
+    assert len(node.hello()["prefixes"]) == 1
+
+
+def test_who_waits_for_memory_is_told_its_place_and_served_when_there_is_some(node, client, chunk_of, never, caplog):
+    rooms, found = node._tenants.rooms, []
+    with node._tenants.errand("something large", rooms.budget_bytes) as errand:
+        assert errand.is_in
+        asking = threading.Thread(target=lambda: found.append(client.rows(chunk_of(), never)))
+        asking.start()
+        while "waiting for memory there: place 1 of 1" not in caplog.text:
+            asking.join(0.05)
+            assert asking.is_alive()
+        assert rooms.to_json()["num_waiting"] == 1
+    asking.join(60)
+    assert found[0].good.all()
+    assert caplog.text.count("waiting for memory") == 1
+
+
+def test_what_never_fits_is_refused_with_the_way_out(node, client, chunk_of, never):
+    rooms = node._tenants.rooms
+    rooms.budget_bytes = rooms._machine.budget_bytes = 1000
+    with pytest.raises(RefusedError, match=r"takes .* GB of memory on the node even for one row.*serve --memory"):
+        client.rows(chunk_of(), never)
+
+
+def test_groups_are_as_large_as_memory_allows_and_rows_the_same(node, client, chunk_of, never):
+    chunk = chunk_of(node_batch=50)
+    whole = client.rows(chunk, never)
+    need = node._tenants._need(chunk)
+    rooms = node._tenants.rooms
+    rooms.budget_bytes = rooms._machine.budget_bytes = need.num_bytes(3)
+    smaller = client.rows(replace(chunk, job="another"), never)
+    assert rooms.to_json()["tenants"][-1]["group_rows"] <= 3
+    for mine, other in zip(whole.tensors, smaller.tensors, strict=True):
+        assert (mine == other).all()
+
+
+def test_a_node_that_adapts_nothing_lets_everyone_in():
+    rooms = Rooms(None, engines=None)
+    room = rooms.open("job", Need("", 1 << 60, 0, 0, 512))
+    assert room.is_in
+    assert [room.take(1000), room.take(7)] == [512, 7]
+
+
+def test_too_little_memory_for_a_node_is_said_before_it_starts():
+    with pytest.raises(ConfigError, match=r"100 MB of memory are too little for a node with 2 threads.*--memory"):
+        budget(100_000_000, 2)
+
+
+def test_a_trainer_that_knows_nothing_of_waiting_reads_it_as_no_bad_samples():
+    said = wire.pack_waiting((2, 3))
+    assert wire.unpack_bad(said) == []
+    assert wire.unpack_waiting(said) == (2, 3)
+    assert wire.unpack_waiting(b'{"bad": []}') is None
+    assert wire.pack_waiting(None) == b""
