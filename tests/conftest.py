@@ -222,11 +222,16 @@ class NodeProcess:
             env={**os.environ, "COLUMNS": "1000"},
         )  # fmt: skip
         assert self.process.stdout is not None
-        self.said = self.process.stdout.readline()
-        found = re.search(r"(grpc(?:\+tls)?)://([\w.]+:\d+)", self.said)
+        found, heard = None, []
+        while found is None and (
+            line := self.process.stdout.readline()
+        ):  # where its log is mixed in, others come first
+            heard.append(line)
+            found = re.search(r"(grpc(?:\+tls)?)://([\w.]+:\d+)", line)
         if found is None:
             self.end()
-            pytest.fail(f"the node did not start: {self.said}")
+            pytest.fail(f"the node did not start: {''.join(heard)}")
+        self.said = heard[-1]
         self.listen = found[2]
         self.address = found[0]
 

@@ -109,12 +109,19 @@ class World:
         return repr((sorted(self.up), sorted(self.ghosts), self.out, self.kept, self.seen, self.taken, machine))
 
 
+def own_disks(chunk):
+    return NODES[chunk % 2 :]
+
+
+def every_other(chunk):
+    return chunk % 2 == 0
+
+
 @pytest.mark.parametrize(
-    ("able", "is_own"),
-    [(None, None), (lambda chunk: NODES[chunk % 2 :], None), (None, lambda chunk: chunk % 2 == 0)],
-    ids=["all", "own disks", "own node"],
+    ("able", "is_own", "slow"),
+    [(None, None, 2.0), (own_disks, None, 2.0), (None, every_other, 2.0), (None, None, 0.0), (own_disks, None, 0.0)],
+    ids=["all", "own disks", "own node", "all, and everybody seems slow", "own disks, and everybody seems slow"],
 )
-@pytest.mark.parametrize("slow", [2.0, 0.0], ids=["", "everybody seems slow"])
 @pytest.mark.parametrize(("num_chunks", "window", "per_node", "depth"), [(3, 2, 1, 7), (3, 2, 2, 6), (2, 1, 1, 8)])
 def test_every_history_of_a_small_world_keeps_the_promises(
     num_chunks, window, per_node, depth, slow, able, is_own, monkeypatch

@@ -32,8 +32,9 @@ class Training:
         return self.about()
 
     def about(self):
-        return {"uses_storage": self.job.plan.uses_storage, "cut": self.job.plan.cut, "what": self.job.describe(),
-                "switches": [list(each.why) for each in self.job.switches]}  # fmt: skip
+        plan = self.job.plan
+        return {"uses_storage": plan.uses_storage, "cut": plan.cut, "share": plan.host_share,
+                "what": self.job.describe(), "switches": [list(each.why) for each in self.job.switches]}  # fmt: skip
 
     def steps(self, num_steps):
         """Losses of the next steps, fewer at the end of the epoch."""

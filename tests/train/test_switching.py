@@ -128,7 +128,7 @@ def test_an_epoch_that_drop_last_leaves_empty_leaves_no_thread(pictures, start_n
 def test_requests_for_a_new_cut_that_come_together_load_it_once(tmp_path, monkeypatch):
     loaded, held = [], Prefixes(tmp_path, 1 << 20)
 
-    def load(key):
+    def load(key, limit_bytes):
         loaded.append(key)
         time.sleep(0.05)
         return held._remember(key, _Loaded(object(), None))

@@ -80,6 +80,8 @@ def serve(
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
         raise ConfigError("TLS takes --tls-cert and --tls-key together, and --tls-client-ca only with them")
     tls = None if tls_cert is None else Tls(tls_cert, tls_key, tls_client_ca)
+    if tls is not None:
+        tls.server_options()  # files that can't be read are found now
     open_without = [what for given, what in ((tokens, "tokens file"), (tls, "TLS")) if given is None]
     if is_loopback(host):
         open_without = []

@@ -69,7 +69,7 @@ class _Loaded:
     tuned: Tuned
 
 
-def _load(path: Path) -> None:
+def _load_here(path: Path) -> None:
     """RefusedError if it can't be loaded; in this process, for uploads of one's own trainer."""
     Engine(path.read_bytes())
 
@@ -100,7 +100,7 @@ class Prefixes:
         self._tuning = Tuning(folder.parent / "tuning", num_threads)
         self._calibrations = Calibrations(folder.parent / "int8", self._max_total_bytes)
         self._children = Children()
-        self._try_out = try_out or (partial(_try_out, self._children) if is_wary else _load)
+        self._try_out = try_out or (partial(_try_out, self._children) if is_wary else _load_here)
         self._trying = threading.BoundedSemaphore(TRIED_AT_ONCE)
         self._lock = threading.Lock()
         self._engines: OrderedDict[Wanted, _Loaded] = OrderedDict()

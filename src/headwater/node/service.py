@@ -177,7 +177,7 @@ class Node(flight.FlightServerBase):
         asked = Asked("blob" if is_blob else "upload", tenant_of(context))
         with _as_status(), self.calls.under_way(asked):
             if is_blob:
-                for _ in _bounded(_items(reader), wire.MAX_BLOB_BYTES):  # only the way it took matters
+                for _ in _bounded(_items(reader), 2 * wire.MAX_BLOB_BYTES):  # only the way it took matters
                     pass
                 return
             digest = _digest((descriptor.command or b"").decode(errors="replace"))
