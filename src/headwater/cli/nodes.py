@@ -102,7 +102,7 @@ def look(clients: dict[str, NodeClient], seconds: float) -> list[Seen]:
 
 def tables(seen: list[Seen]) -> list[Table | Text]:
     """Who is there; what they run, if they do; and who is not there, in full whatever the width."""
-    found = [each for each in (table(seen), prefixes(seen)) if each.row_count]
+    found = [each for each in (table(seen), prefixes(seen), jobs(seen)) if each.row_count]
     return [*found, *(Text(f"{each.address}: {each.fault}", style="red") for each in seen if each.fault)]
 
 
@@ -140,4 +140,23 @@ def prefixes(seen: list[Seen]) -> Table:
             gives = "everything" if prefix["outputs"] is None else ", ".join(prefix["outputs"])
             found.add_row(each.address, prefix["digest"][:12], gives, prefix["precision"], prefix["engine"],
                           str(prefix["threads"]), str(prefix["batch"]), escape(prefix["why"]))  # fmt: skip
+    return found
+
+
+def jobs(seen: list[Seen]) -> Table:
+    """Who shares a node's memory, and what each may run at once."""
+    found = Table(title="jobs in a node's memory", title_justify="left")
+    for title in ("node", "job"):
+        found.add_column(title, overflow="fold")
+    for title in ("rows at once", "rows held", "MB of rows", "of the node's memory"):
+        found.add_column(title, justify="right", no_wrap=True)
+    for each in seen:
+        memory = each.hello.get("memory") or {}
+        budget = memory.get("budget_bytes")
+        told = "not watched" if budget is None else f"{memory['used_bytes'] / 1e9:.2f} of {budget / 1e9:.2f} GB"
+        for share in memory.get("tenants", ()):
+            found.add_row(each.address, escape(share["tenant"]), f"{share['group_rows']}", f"{share['held_rows']}",
+                          f"{share['row_bytes'] / 1e6:.2f}", told)  # fmt: skip
+        if memory.get("num_waiting"):
+            found.add_row(each.address, f"{memory['num_waiting']} requests wait for memory", "", "", "", told)
     return found
