@@ -79,6 +79,17 @@ def test_the_slower_the_link_the_later_the_cut(make):
     assert cuts[0] < 5
 
 
+def test_a_trainer_shares_the_work_where_that_pays_unless_it_shall_not(make):
+    cuts = make.CUTS[:1] + make.CUTS[5:]  # nothing between pixels and features, so that only shares use both sides
+    slow_suffix = [60e-3, *make.SUFFIX_S[1:]]
+    profile = make.profile(make.PLACE_S, slow_suffix)
+    shared = search(cuts, profile, make.rig(100), make.JOB).best
+    alone = search(cuts, profile, make.rig(100, trainer_shares=False), make.JOB).best
+    assert shared.plan.host_share > 0.2
+    assert alone.plan.host_share == 0
+    assert shared.total_s < 0.8 * alone.total_s  # of the two shares that are tried here, a quarter
+
+
 def test_a_weak_node_on_a_fast_link_moves_nothing(make):
     assert placement(chosen(make, make.rig(10_000, node_cores=0.05))) == NOTHING
 

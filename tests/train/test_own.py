@@ -89,9 +89,10 @@ def test_a_job_says_what_is_done_here(pictures, start_node):
         assert "25 % of the pictures are read and done here" in job.describe()
 
 
-def test_where_the_node_is_beside_the_trainer_anyway_a_share_is_refused(pictures):
-    with start(pictures, None) as job, pytest.raises(PlanError, match="beside it anyway"):
-        job.adopt(near_plan(cut_of(job, "0.3"), host_share=0.5))
+def test_a_share_is_refused_where_the_node_is_beside_the_trainer_anyway_or_none_is_wanted(pictures, start_node):
+    for nodes, options in ((None, {}), ([start_node(pictures).address], {"share": False})):
+        with start(pictures, nodes, **options) as job, pytest.raises(PlanError, match="beside it anyway"):
+            job.adopt(near_plan(cut_of(job, "0.3"), host_share=0.5))
 
 
 def test_a_share_can_be_resumed_in_the_middle(pictures, start_node, expected):

@@ -62,6 +62,7 @@ class NodesPart:
 
     addresses: list[str]
     patience_s: float = 60.0
+    share: bool = True
     cache: str = ""
     token: str = field(default="", repr=False)
     tls_ca: str = ""

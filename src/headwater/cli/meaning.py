@@ -22,6 +22,7 @@ def near_options(file: JobFile) -> dict[str, Any]:
         "on_bad_sample": file.data.on_bad_sample,
         "nodes": file.nodes.addresses or None,
         "patience_s": file.nodes.patience_s,
+        "share": file.nodes.share,
         "views": file.data.views,
         "node_cache": file.nodes.cache or None,
         "power": file.power.known(),

@@ -78,8 +78,9 @@ class Rig:
 
     `trainer_link` is the trainer's own port, which all nodes share. `store_link` is the trainer's way to the store when
     it reads by itself; without one it is the trainer's port, else as good as the best of the nodes' links.
-    `trainer_reads` is False where the trainer has no way to the store at all. `shared_cores` says that nodes and
-    trainer are one machine (the embedded node): what one of them does, the other can't.
+    `trainer_reads` is False where the trainer has no way to the store at all; `trainer_shares` is False where it shall
+    not do what nodes do, though it could. `shared_cores` says that nodes and trainer are one machine (the embedded
+    node): what one of them does, the other can't.
     """
 
     nodes: tuple[Device, ...] = field(metadata=formed(Many(Part(Device))))
@@ -89,6 +90,7 @@ class Rig:
     trainer_link: Link | None = field(default=None, metadata=formed(Part(Link, optional=True)))
     store_link: Link | None = field(default=None, metadata=formed(Part(Link, optional=True)))
     trainer_reads: bool = field(default=True, metadata=formed(Flag()))
+    trainer_shares: bool = field(default=True, metadata=formed(Flag()))
     shared_cores: bool = field(default=False, metadata=formed(Flag()))
 
     def __post_init__(self) -> None:

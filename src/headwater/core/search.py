@@ -160,8 +160,8 @@ def choices(
 
 
 def can_share(rig: Rig) -> bool:
-    """Whether the trainer can do what nodes do: it reads the data, and its cores are not theirs anyway."""
-    return rig.trainer_reads and not rig.shared_cores and bool(rig.nodes)
+    """Whether the trainer may do what nodes do, and can: it reads the data, and its cores are not theirs anyway."""
+    return rig.trainer_shares and rig.trainer_reads and not rig.shared_cores and bool(rig.nodes)
 
 
 def settings(choice: Plan, shared: bool = False) -> Iterator[Plan]:

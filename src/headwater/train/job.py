@@ -166,6 +166,7 @@ def near(
     node_threads: int | None = None,
     node_cache: str | None = None,
     views: int = 0,
+    share: bool = True,
     patience_s: float = PATIENCE_S,
     power: Mapping[str, tuple[float, float]] | None = None,
     token: str | None = None,
@@ -200,6 +201,8 @@ def near(
                    that a node kept can be used again. 0: every epoch draws anew, and rows of random transforms are
                    not kept. Without random transforms rows are always kept
     node_cache     how much the node that nodes=None starts may keep on disk, such as "10GB"; "0" keeps nothing
+    share          whether the planner may have this machine do a share of the nodes' work, in a process beside this one
+                   that reads the store
     rank, world    which of how many trainers this is; taken from torch.distributed if it is initialised
     patience_s     how long to wait for a node to come back once none answers, or for a store that fails
     power          what devices draw in watts, idle and busy, for modelled energy beside each plan's time:
@@ -272,7 +275,7 @@ def near(
             _check_norms(model)
         setting = Setting(captured, all_cuts, pipeline, rest, samples, clients, seed, patience_s,
                           min(memories, default=None), progress, holdings=holdings, views=views)  # fmt: skip
-        if nodes is not None and holdings is None:
+        if nodes is not None and holdings is None and share:
             setting.start_own = partial(OwnNode, root_of(url), max(1, round(usable_cores() / trainers_here(world))))
         ranking, measured, codecs = None, None, tuple(dict.fromkeys(("raw", codec)))
         precisions: tuple[str, ...] = (FULL,)
@@ -284,7 +287,8 @@ def near(
                 open_cuts = all_cuts[:1] + held
             measured = measure(captured, open_cuts, pipeline, samples, clients, batch_size=batch_size, seed=seed,
                                world=world, embedded=nodes is None, given=_read_profile(profile), again=measure_again,
-                               progress=progress, holdings=holdings, precision=precision, power=power)  # fmt: skip
+                               progress=progress, holdings=holdings, precision=precision, power=power,
+                               share=share)  # fmt: skip
             deviations |= measured.profile.deviations
             precisions, refused = allowed([precision] if deviations else [], deviations, tolerance)
             for reason in refused:

@@ -121,10 +121,12 @@ def measure(
     holdings: Holdings | None = None,
     precision: str = FULL,
     power: Mapping[str, tuple[float, float]] | None = None,
+    share: bool = True,
 ) -> Measured:
     """Measure the links now, and the rest unless an earlier measurement of the same things can be used.
 
-    `power` has what a node, the trainer and its accelerator draw, in watts, idle and busy: stated, not measured.
+    `share` says whether this machine may do a share of what nodes do. `power` has what a node, the trainer and its
+    accelerator draw, in watts, idle and busy: stated, not measured.
 
     `precision` is measured beside full precision; where that can't be, a warning says why, and the profile is without.
     `given` is a profile to use instead; ConfigError if it is of anything else, or too old. `again` uses no earlier one.
@@ -217,7 +219,7 @@ def measure(
         accelerator = Device("accelerator", **watts.get("accelerator", {}))
     way = Link(fetched.bytes_per_s, fetched.bytes_per_s) if fetched else None
     rig = Rig(nodes, tuple(links), trainer, accelerator, trainer_link=port, store_link=way,
-              trainer_reads=fetched is not None, shared_cores=embedded)  # fmt: skip
+              trainer_reads=fetched is not None, trainer_shares=share, shared_cores=embedded)  # fmt: skip
     if shipped is not None:
         for client in clients:
             client.needs(shipped.digest, shipped.path)

@@ -379,7 +379,8 @@ class Source:
             raise rest_fault(plan.cut_name)
         if plan.uses_own and given.clients and given.start_own is None:
             raise PlanError(["the trainer shall make rows by itself (host_share, or a cut with the prefix on host) and "
-                             "can't: its node is beside it anyway, or the data is on nodes' own disks"])  # fmt: skip
+                             "can't: its node is beside it anyway, the job was started with share=False, or the data "
+                             "is on nodes' own disks"])  # fmt: skip
         if not plan.has_prefix and plan.codec != "raw":
             warnings.warn(f"codec {plan.codec!r} has nothing to do: rows are pixels, which travel as they are",
                           stacklevel=2)  # fmt: skip
