@@ -30,7 +30,7 @@ from bench.result import Result
 from bench.rig import Host, Link, Rig, RigUp
 from bench.rig.remote import Remote
 from bench.rig.upload import upload
-from headwater.core.plan import MOST_SHARE, Plan
+from headwater.core.plan import LEAST_SHARE, MOST_SHARE, Plan
 from headwater.core.search import placement
 
 SHARES = (0.25, 1.0)
@@ -195,7 +195,7 @@ def other_shares(choice: dict[str, Any]) -> list[dict[str, Any]]:
     if not share:
         return []
     return [{**choice, "host_share": each} for each in (0.0, share - SHARE_STEP, share + SHARE_STEP)
-            if each == 0.0 or 0 < each <= MOST_SHARE]  # fmt: skip
+            if each == 0.0 or LEAST_SHARE <= each <= MOST_SHARE]  # fmt: skip
 
 
 def _key(plan: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ class World:
         """With `is_own`, b is the trainer's own node."""
         own = {} if is_own is None else {"own": "b", "is_own": is_own}
         self.machine = Dispatch(num_chunks, window=window, per_node=per_node, max_failures=failures, able=able, **own)
-        self.is_own = is_own
+        self.is_own, self.failed = is_own, set()
         self.able = able or (lambda chunk: NODES)
         self.num_chunks, self.window, self.per_node = num_chunks, window, per_node
         self.up, self.ghosts, self.kept, self.seen, self.taken = set(), set(), [], [], 0
@@ -35,7 +35,8 @@ class World:
                 case Assign(node, chunk):
                     assert node in self.up
                     assert node in self.able(chunk)
-                    if self.is_own is not None and node == "b" and "a" in self.up and chunk not in self.out["a"]:
+                    tried = chunk in self.out["a"] or chunk in self.failed
+                    if self.is_own is not None and node == "b" and "a" in self.up and not tried:
                         assert self.is_own(chunk), "the trainer's own node took what others are for"
                     assert chunk not in self.out[node]
                     assert chunk < self.taken + self.window, "handed out beyond the window"
@@ -93,9 +94,11 @@ class World:
                 self.out[node].discard(chunk)
                 self.apply(self.machine.finished(node, chunk))
             case ("fail", node, chunk):
+                self.failed.add(chunk)
                 self.out[node].remove(chunk)
                 self.apply(self.machine.failed(node, chunk, "test"))
             case ("outage", node, chunk):
+                self.failed.add(chunk)
                 self.out[node].remove(chunk)
                 self.apply(self.machine.failed(node, chunk, "test", counts=False))
             case ("late",):
@@ -240,6 +243,12 @@ def test_a_share_that_fits_the_speeds_has_both_sides_busy(share, num_nodes):
 
 def test_an_own_node_that_is_slower_than_planned_leaves_its_chunks_to_the_others():
     assert chunks_per_s({"own": 0.01, "node": 1.0}, share=0.5) >= 0.85
+
+
+def test_what_fails_on_the_own_node_goes_to_another():
+    machine = Dispatch(2, window=2, per_node=2, own="own", is_own=lambda chunk: chunk == 1)
+    assert machine.node_up("node", "own") == [Assign("node", 0), Assign("own", 1)]
+    assert machine.failed("own", 1, "403", counts=False) == [Assign("node", 1)]
 
 
 def test_an_own_node_that_could_do_more_than_its_share_does_not():

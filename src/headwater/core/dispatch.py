@@ -13,10 +13,10 @@ A chunk's life:   waiting ──Assign──▶ out ──finished──▶ kept
 
 Not every node can do every chunk where nodes have disks of their own: `able` says which.
 
-Where the trainer has a node of its own (`own`), some chunks are for that one (`is_own`), and all others for the others:
-what it reads comes over the trainer's own link, so how much it does is the plan's business. Only where the trainer
-waits, and one of the others has nothing to do, is one of its chunks taken over; where none of them is up, it does
-theirs.
+Where the trainer has a node of its own (`own`), some chunks are for that one (`is_own`), and all others for the
+others: what it reads comes over the trainer's own link, so how much it does is the plan's business. Only where the
+trainer waits, and one of the others has nothing to do, is one of its chunks taken over; where none of them is up, it
+does theirs; and a chunk that failed once is for everybody.
 
 What holds, whatever happens and in whatever order (tests/core/test_dispatch.py explores it exhaustively):
 1. Every chunk is kept once and delivered once, in ascending order.
@@ -93,6 +93,7 @@ class Dispatch:
         self._max_failures = max_failures
         self._able = able
         self._own, self._is_own = own, is_own
+        self._for_all: set[int] = set()  # failed once, on whomever they were for
         self._next_new = 0  # chunks from here on are beyond the window
         self._waiting: list[int] = []  # within the window, in order, and out nowhere
         self._out: dict[str, set[int]] = {}  # per node that is up: its chunks
@@ -124,10 +125,11 @@ class Dispatch:
         """The chunks this node is working on."""
         return frozenset(self._out.get(node, ()))
 
-    def node_up(self, node: str) -> list[Decision]:
-        """A node answers; it may have been here before."""
-        self._out.setdefault(node, set())
-        self._since.setdefault(node, self._clock)
+    def node_up(self, *nodes: str) -> list[Decision]:
+        """Nodes answer; they may have been here before. Those that come together are given work together."""
+        for node in nodes:
+            self._out.setdefault(node, set())
+            self._since.setdefault(node, self._clock)
         return self._assign()
 
     def node_down(self, node: str) -> list[Decision]:
@@ -162,6 +164,7 @@ class Dispatch:
         self._out[node].remove(chunk)
         if chunk in self._kept or chunk < self._delivered:
             return self._assign()  # another node has done it meanwhile
+        self._for_all.add(chunk)
         if counts:
             self._failures[chunk] = self._failures.get(chunk, 0) + 1
         if self._failures.get(chunk, 0) >= self._max_failures:
@@ -220,9 +223,9 @@ class Dispatch:
         return [node for node in self._out if self._able is None or node in self._able(chunk)]
 
     def _nodes_meant_for(self, chunk: int) -> list[str]:
-        """Of those, the ones that it is for; all, if none of these is up."""
+        """Of those, the ones that it is for; all, if none of these is up or it has failed before."""
         able = self._nodes_for(chunk)
-        if self._own is None:
+        if self._own is None or chunk in self._for_all:
             return able
         return [node for node in able if (node == self._own) == self._is_own(chunk)] or able
 

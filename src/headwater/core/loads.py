@@ -227,7 +227,7 @@ class Pricing:
         loads += trainer
         if self.rig.shared_cores and choice.near:
             on_trainer_s = next(s for kind, _, s in trainer if kind == TRAINER)
-            loads.append((SHARED, None, on_trainer_s + work.node_s / self.rig.trainer.capacity))
+            loads.append((SHARED, None, on_trainer_s + (1 - work.share) * work.node_s / self.rig.trainer.capacity))
         # The feed works ahead by its window and then stands still until the step in progress ends. Of the window, the
         # chunk in use and the one about to be are no help.
         ahead = min(1.0, (self._window(knobs, choice) - 2) * rows / job.first_batch)
@@ -260,7 +260,7 @@ class Pricing:
         framing_bytes = sizes.row_extra_bytes + sizes.group_bytes / group_rows + sizes.chunk_bytes / chunk_rows
         receive_s = receive_s + trainer.receive_s_per_row + choice.decode_s
         # The trainer's own node does what others do, on the trainer's cores; what it sends never leaves the machine.
-        here_bytes = choice.raw_bytes + framing_bytes
+        here_bytes = (choice.row_bytes if choice.near else choice.raw_bytes) + framing_bytes
         like_node_s = engine_s + choice.encode_s + node.chunk_s / chunk_rows + node.send_s_per_byte * here_bytes
         own_s = fetch_s + (trainer.finish_s if choice.prefix else 0.0) + self._own_ratio * like_node_s
         own_receive_s = own_s + trainer.receive_s_per_byte * here_bytes
@@ -370,7 +370,8 @@ class Pricing:
         send_s = rows * work.down_bytes / down
         waits_s = 2 * latency_s + rows * work.up_bytes / up + node.read_wait_s * max(1.0, rows / node.num_readers)
         overlapped_s = most(work_s, send_s) * (num_groups - 1) / num_groups
-        receive_s = rows * work.receive_s / self.rig.trainer.capacity
+        # Without what the trainer's own node does meanwhile: that is no part of a node's chunk.
+        receive_s = rows * (work.receive_s - work.share * work.own_s) / self.rig.trainer.capacity
         return waits_s + overlapped_s + (work_s + send_s) / num_groups + receive_s
 
     def _alone(self, knobs: Plan, work: Work) -> tuple[_Loads, Amount, dict[str, Amount]]:
@@ -414,8 +415,10 @@ class Pricing:
         return loads
 
     def _setup_s(self, choice: Choice) -> Amount:
-        if not choice.prefix or not choice.near or not self.job.counts_setup:
+        if not choice.prefix or not self.job.counts_setup:
             return 0.0
+        if not choice.near:  # exported like any other, and sent nowhere
+            return 0.0 if self.job.setup_s is not None else self.profile.export_s
         if self.job.setup_s is not None:
             return self.job.setup_s
         limit = self.rig.trainer_link.up_bytes_per_s if self.rig.trainer_link else float("inf")

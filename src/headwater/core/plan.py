@@ -36,7 +36,9 @@ PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 ENGINE_CHOICES = (AUTO, *ENGINES)
 COMPRESSIONS = ("none", "lz4", "zstd")
 LIMITS: Mapping[str, tuple[int, int]] = {"node_batch": (1, 65536), "chunk_rows": (1, 1 << 20), "prefetch": (1, 256)}
-MOST_SHARE = 0.99  # a plan whose trainer does everything by itself says so by its stages
+# A plan whose trainer does everything by itself says so by its stages. The smaller a share of either side, the more
+# chunks have to wait for their turn (`core.share`).
+LEAST_SHARE, MOST_SHARE = 0.01, 0.99
 _MAY_BE_MISSING = ("engine", "host_share")  # plans of 0.1.0 that were written before them
 
 
@@ -167,9 +169,9 @@ def _own_faults(values: Mapping[str, Any]) -> list[str]:
     if cut is not None and cut > 0 and prefix == "host" and values.get("read") == "storage":
         faults.append(f"the cut at {cut} needs the prefix where read is, on storage; it is on host")
     share = values.get("host_share", 0.0)
-    if share and not 0 < share <= MOST_SHARE:
-        faults.append(f"host_share is {share}; it must lie between 0 and {MOST_SHARE} (a trainer that does all has "
-                      "read, decode, augment and prefix on host)")  # fmt: skip
+    if share and not LEAST_SHARE <= share <= MOST_SHARE:
+        faults.append(f"host_share is {share}; it must be 0, or {LEAST_SHARE} to {MOST_SHARE} (a trainer that does all "
+                      "has read, decode, augment and prefix on host)")  # fmt: skip
     if share and values.get("read", "storage") != "storage":
         faults.append(f"host_share is {share}, but nothing is read on storage that it is a share of; leave it out")
     if values.get("precision", "fp32") != "fp32" and (share or (cut and prefix == "host")):

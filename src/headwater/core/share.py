@@ -23,5 +23,8 @@ def is_own(chunk: int, share: float) -> bool:
 
 
 def more_ahead(share: float) -> int:
-    """Chunks that must wait for their turn beyond the usual, so that the side with fewer of them never stands idle."""
-    return math.ceil(BEGUN / min(share, 1 - share)) if 0 < share < 1 else 0
+    """Chunks that must wait for their turn beyond the usual, so that the side with fewer of them never stands idle.
+
+    No more than for the smallest share that the planner takes: rows take memory while they wait.
+    """
+    return math.ceil(BEGUN / max(min(share, 1 - share), SHARES[0])) if 0 < share < 1 else 0

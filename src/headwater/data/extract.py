@@ -252,11 +252,11 @@ class _Passage:
         if self._is_mapped:
             reads = [decision.sample for decision in decisions if isinstance(decision, Read)]
             for group, _ in groupby(reads, self._ring.group_of):
-                self._extractor._readers.submit(0, self._guard(self._look_at, group))
+                self._extractor._readers.submit(0, self._guard(self._look_at, group), self._chunk.job)
         for decision in decisions:
             match decision:
                 case Read(sample) if not self._is_mapped:
-                    self._extractor._readers.submit(0, self._guard(self._read, sample))
+                    self._extractor._readers.submit(0, self._guard(self._read, sample), self._chunk.job)
                 case Decode(sample):
                     self._compute(_DECODE_NEXT, self._decode, sample)
                 case Infer(group):

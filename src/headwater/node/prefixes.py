@@ -145,11 +145,11 @@ class Prefixes:
             if sha.hexdigest() != digest:
                 found = sha.hexdigest()
                 raise RefusedError(f"{total} bytes arrived with sha256 {found}, not {digest}; upload it again")
-            model = Path(name).read_bytes()
-            check_self_contained(model)
-            check_upload(model, self.max_bytes)
-            del model
             with room(total), self._trying:
+                model = Path(name).read_bytes()
+                check_self_contained(model)
+                check_upload(model, self.max_bytes)
+                del model
                 self._try_out(Path(name))  # refused now if it can't be run; requests may want only a part of it
             os.replace(name, self._path(digest))
             self._make_room(digest)

@@ -203,6 +203,7 @@ class Room(Gate):
         self.worth_asking = ask
 
     def close(self) -> None:
+        self.worth_asking = lambda: None  # or a chunk that was given up would hold its rows in a ring with this room
         if (number := self.number) is not None:
             with self._rooms._wake:
                 was_open = self._rooms._rooms.pop(number, None) is not None

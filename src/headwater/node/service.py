@@ -127,6 +127,9 @@ class Node(flight.FlightServerBase):
         if grant is not None:
             roots, prefixes = grant.roots or roots, self._quotas.shown(grant, prefixes)
             max_upload_bytes = grant.quota.upload_bytes(max_upload_bytes)
+        memory = self._tenants.rooms.to_json()
+        if grant is not None:
+            memory["tenants"] = [each for each in memory["tenants"] if each["tenant"].startswith(f"{grant.tenant}/")]
         return {
             "headwater": VERSION,
             "protocol": wire.PROTOCOL,
@@ -135,7 +138,7 @@ class Node(flight.FlightServerBase):
             "cores": min(float(self.num_threads), usable_cores()),
             "machine": machine(),
             "memory_bytes": min(memory_bytes(), self._max_memory_bytes or memory_bytes()),
-            "memory": self._tenants.rooms.to_json(),
+            "memory": memory,
             "max_upload_bytes": max_upload_bytes,
             "codecs": list(codecs.CODECS),
             "precisions": list(engines.precisions()),
@@ -191,6 +194,9 @@ class Node(flight.FlightServerBase):
         with self.calls.watched(Asked("unreadable", tenant)), _as_status():
             request = wire.loads(ticket.ticket)
         asked = Asked.of(request, tenant)
+        if isinstance(request, wire.Chunk) and grant_of(context) is not None:
+            # Memory, threads and turns are shared by job: nobody can take part as another tenant's, whatever it says.
+            request = replace(request, job=f"{tenant}/{request.job}")
         with self.calls.watched(asked), _as_status():
             self.calls.check_serving()
             if isinstance(request, wire.Blob):
@@ -290,7 +296,7 @@ class Node(flight.FlightServerBase):
             finally:
                 with self._room:
                     self._turns.give_back(turn)
-                    self._room.notify()
+                    self._room.notify_all()  # turns are counted by job, and any job's request may wait first
 
     @contextmanager
     def _room_to_look(self, writer: Any, num_bytes: int) -> Iterator[None]:

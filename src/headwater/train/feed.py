@@ -82,8 +82,7 @@ class Feed:
             for number in range(per_worker)
         ]
         with self._wake:
-            for name in workers:
-                self._carry_out(self._machine.node_up(name))
+            self._carry_out(self._machine.node_up(*workers))
         for thread in self._threads:
             thread.start()
         # Not joined by `close`: it may be waiting for a node that is out of reach, and holds nothing.

@@ -1,7 +1,7 @@
 """The rows of one chunk, as the trainer wants them, and the ways to get them.
 
-Owns `Reply` and the `Worker` protocol. Three workers exist: a node on the wire (`client`), the trainer's own threads
-(`host`), and the slow, obvious one that defines correct (`inline`).
+Owns `Reply` and the `Worker` protocol. Four workers exist: a node on the wire (`client`), a node beside the trainer
+(`own`), the trainer's own threads (`host`), and the slow, obvious one that defines correct (`inline`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from headwater.core.plan import Plan
 from headwater.core.profile import Profile
 from headwater.core.replan import Replan, Replanner, Window, worth_switching
 from headwater.core.rig import Link, Rig
-from headwater.core.search import search
+from headwater.core.search import placement, search
 from headwater.data.wire import MAX_BLOB_BYTES
 from headwater.errors import HeadwaterError
 from headwater.train.client import NodeClient
@@ -242,7 +242,7 @@ class Watch:
             return
         self.switches.append(Switch(decision.why, before, adopted, self._source.num_rows))
         log.warning("%s: going over to another plan (%s, cut at %s), an estimated %.3g times as fast", why,
-                    "near the data" if adopted.uses_storage else "moving nothing", adopted.cut_name,
+                    placement(adopted), adopted.cut_name,
                     now.epoch_s / best.epoch_s)  # fmt: skip
 
     def _may_pay(self, plan: Plan, rig: Rig) -> bool:
