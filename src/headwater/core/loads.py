@@ -30,7 +30,7 @@ TRAINER, LOOP, ACCELERATOR, SHARED, OWN = "trainer", "loop", "accelerator", "sha
 
 Amount = Any  # a float, or an array with one value a choice
 _TINY_S = 1e-12  # a node that had nothing at all to do would do it infinitely fast
-OWN_START_S = 3.0  # until a node beside the trainer answers and has loaded an engine; 2 to 4 s were measured
+OWN_START_S = 3.0  # until a node beside the trainer answers and has loaded an engine; assumed, not measured
 _ALIKE = (0.2, 5.0)  # a trainer's core ÷ a node's: what decoding tells of them, within reason
 
 
