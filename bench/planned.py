@@ -13,6 +13,7 @@ import headwater as hw
 from bench import models
 from headwater.core.loads import JobSize
 from headwater.core.search import search
+from headwater.core.share import more_ahead
 
 BATCH = 16
 SKIP_ROWS = 48  # in the beginning, whose chunks wait for each other
@@ -72,6 +73,8 @@ class Trainer:
         taken: list[tuple[float, float, int, int]] = []  # when, CPU-seconds, rows the loop has taken, rows that came
         rows_before = seen = counts.num_rows
         skip = max(1, SKIP_ROWS // job.plan.chunk_rows)
+        if job.plan.host_share:  # what is asked for at once: both sides begin with nothing, and not at the same pace
+            skip = max(skip, 2 * job.plan.prefetch + more_ahead(job.plan.host_share))
         batches = iter(job.loader)
         for x, y in batches:
             loss = cross_entropy(job.model(x), y)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core.cost import check_fits, estimate
-from headwater.core.loads import LOOP, JobSize
-from headwater.core.plan import Plan, near_plan
+from headwater.core.loads import LOOP, NODE, OWN, TRAINER, JobSize
+from headwater.core.plan import Plan, here_plan, near_plan
 from headwater.core.rig import Device, Link
 from headwater.errors import ConfigError, PlanError
 
@@ -224,3 +224,24 @@ def test_a_suffix_spreads_over_as_many_cores_as_it_has_threads(make):
     loads = [estimate(Plan(), make.CUTS, profile, rig, make.JOB).load(LOOP) for profile in (one, eight)]
     suffix_s = make.PROFILE.trainer.suffix_s[0]
     assert loads[0] - loads[1] == pytest.approx(suffix_s * (1 - 1 / 8) / rig.trainer.speed)
+
+
+def test_an_engine_here_costs_what_was_measured_of_it_or_as_much_more_as_decoding(make):
+    plan = make.replace(near_plan(make.CUTS[4], node_batch=32, chunk_rows=32), host_share=0.5)
+
+    def engine_s(**trainer):
+        profile = make.replace(make.PROFILE, trainer=make.replace(make.PROFILE.trainer, **trainer))
+        return estimate(plan, make.CUTS, profile, make.rig(), make.JOB).load(OWN)
+
+    assert engine_s(decode_s=8e-3) == pytest.approx(2 * engine_s(decode_s=4e-3))
+    assert engine_s(decode_s=8e-3, engine_ratio=3.0) == pytest.approx(3 * engine_s(engine_ratio=1.0))
+
+
+def test_what_all_stages_take_beyond_their_sum_is_taken_on_either_side(make):
+    profile = make.replace(make.PROFILE, node=make.replace(make.PROFILE.node, overhead_s=1e-3))
+    near = near_plan(make.CUTS[4])
+    more = [estimate(plan, make.CUTS, known, make.rig(), make.JOB).load(kind)
+            for plan, kind in ((near, NODE), (here_plan(make.CUTS[4]), TRAINER))
+            for known in (make.PROFILE, profile)]  # fmt: skip
+    assert more[1] - more[0] == pytest.approx(1e-3)
+    assert more[3] - more[2] == pytest.approx(1e-3)

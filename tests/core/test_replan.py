@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headwater.core.cost import estimate
 from headwater.core.loads import JobSize, Pricing
-from headwater.core.plan import Plan, near_plan
+from headwater.core.plan import Plan, here_plan, near_plan
 from headwater.core.replan import Replanner, Window, worth_switching
 from headwater.core.rig import Device, Link
 from headwater.core.search import search
@@ -340,3 +340,39 @@ def test_after_a_drop_the_planner_cuts_later_and_the_change_is_worth_it(make):
     assert not worth_switching(after, after)
     machine.adopted(after.plan)
     assert machine.window(seen) == []
+
+
+def own_run(make, share=0.5, **options):
+    """A plan whose own node is what limits it; and the machine that watches it."""
+    plan = replace(near_plan(make.CUTS[4], prefetch=24), host_share=share)
+    return Run(make, plan=plan, trainer=Device("t", 1.0), **options)
+
+
+def test_an_engine_beside_the_trainer_that_takes_longer_is_a_slow_trainer(make):
+    run = own_run(make)
+    _, most_s = run.machine._own_s
+    assert run.machine.window(Window(4, 0.9, own_s=1.6 * most_s)) == []
+    (decision,) = run.machine.window(Window(4, 0.9, own_s=1.6 * most_s))
+    assert decision.rig.trainer.speed == pytest.approx(1 / 1.6)
+    assert not decision.of_links
+    assert "the trainer works at" in decision.why[0]
+
+
+@given(st.floats(0, 1), st.floats(0.8, 1.24))
+def test_it_may_take_anything_between_its_own_work_and_all_that_its_cores_do(make, part, noise):
+    run = own_run(make)
+    least_s, most_s = run.machine._own_s
+    assert 0 < least_s <= most_s
+    own_s = (least_s + part * (most_s - least_s)) * noise
+    assert all(run.machine.window(Window(4, 0.9, own_s=own_s)) == [] for _ in range(6))
+
+
+def test_where_it_does_all_the_work_and_is_slow_the_store_is_not_blamed(make):
+    plan = here_plan(make.CUTS[4], prefetch=24)
+    run = Run(make, plan=plan, trainer=Device("t", 1.0))
+    _, most_s = run.machine._own_s
+    slow = Window(4, 0.9, store_bytes_per_s=0.5 * run.machine._bytes_per_s, own_s=2 * most_s)
+    assert run.machine.window(slow) == []
+    (decision,) = run.machine.window(slow)
+    assert decision.rig.trainer.speed == pytest.approx(0.5)
+    assert decision.rig.to_store == run.rig.to_store

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +17,7 @@ from headwater.core.profile import Profile, profile_faults
 from headwater.core.search import search
 from headwater.data.layouts import list_samples
 from headwater.data.transforms import CenterCrop, Normalize, Resize, ToFloat, Transforms
-from headwater.errors import StoreError, UnreachableError
+from headwater.errors import NodeError, StoreError, UnreachableError
 from headwater.model.capture import capture
 from headwater.model.cuts import cuts
 from headwater.model.places import kernel_places, place_seconds, time_places
@@ -27,6 +28,7 @@ from headwater.train import measure as measure_module
 from headwater.train import reads, steps
 from headwater.train.client import NodeClient
 from headwater.train.measure import measure
+from headwater.train.own import OwnNode
 
 TRANSFORMS = Transforms([Resize(36), CenterCrop(32), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
 
@@ -280,3 +282,31 @@ def test_memory_power_and_what_is_left_to_send_are_known(job):
 def test_trainers_on_one_machine_share_its_cores(told, world, here, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
     assert measure_module.trainers_here(world) == here
+
+
+def test_an_engine_is_measured_here_once_and_its_node_is_handed_over(job, pictures):
+    start = partial(OwnNode, pictures.as_uri(), 1)
+    first = measured(job, start_own=start, again=True)
+    assert first.own is not None
+    try:
+        assert 0.1 < first.profile.trainer.engine_ratio < 10  # the same machine
+        assert first.own.busy()["num_rows"] == 0  # a probe is a process of its own
+    finally:
+        first.own.close()
+    again = measured(job, start_own=start)
+    assert again.own is None
+    assert again.profile.trainer.engine_ratio == first.profile.trainer.engine_ratio
+
+
+def test_a_profile_without_it_gets_it_and_a_node_that_cant_be_started_is_no_reason_to_stop(job, pictures, caplog):
+    assert measured(job, again=True).profile.trainer.engine_ratio is None
+
+    def broken():
+        raise NodeError("no")
+
+    assert measured(job, start_own=broken).own is None
+    assert "taken from decoding" in caplog.text
+    found = measured(job, start_own=partial(OwnNode, pictures.as_uri(), 1))
+    assert found.own is not None
+    found.own.close()
+    assert found.profile.trainer.engine_ratio is not None

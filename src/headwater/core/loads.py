@@ -180,6 +180,8 @@ class Pricing:
         self._on_accelerator = profile.trainer.suffix_on == "accelerator"
         there_s, here_s = profile.node.decode_s, profile.trainer.decode_s
         self._own_ratio = min(max(here_s / there_s, _ALIKE[0]), _ALIKE[1]) if here_s > 0 and there_s > 0 else 1.0
+        measured = profile.trainer.engine_ratio
+        self._engine_ratio = self._own_ratio if measured is None else measured
 
     def choice(self, plan: Plan) -> Choice:
         """What this plan fixes; PlanError if it was not measured or can't be on this rig."""
@@ -261,17 +263,18 @@ class Pricing:
         receive_s = receive_s + trainer.receive_s_per_row + choice.decode_s
         # The trainer's own node does what others do, on the trainer's cores; what it sends never leaves the machine.
         here_bytes = (choice.row_bytes if choice.near else choice.raw_bytes) + framing_bytes
-        like_node_s = engine_s + choice.encode_s + node.chunk_s / chunk_rows + node.send_s_per_byte * here_bytes
-        own_s = fetch_s + (trainer.finish_s if choice.prefix else 0.0) + self._own_ratio * like_node_s
+        like_node_s = choice.encode_s + node.chunk_s / chunk_rows + node.send_s_per_byte * here_bytes + node.overhead_s
+        own_engine_s = self._engine_ratio * engine_s
+        own_s = fetch_s + (trainer.finish_s if choice.prefix else 0.0) + own_engine_s + self._own_ratio * like_node_s
         own_receive_s = own_s + trainer.receive_s_per_byte * here_bytes
-        own = {"own_s": own_s, "own_engine_s": self._own_ratio * engine_s, "own_bytes": stored_bytes}
+        own = {"own_s": own_s, "own_engine_s": own_engine_s, "own_bytes": stored_bytes}
         if not choice.near:
             return Work(node.serve_s, 0.0, receive_s + own_receive_s, loop_s, choice.suffix_s, stored_bytes,
                         sizes.fetch_up_bytes, 1.0, **own)  # fmt: skip
         share, down_bytes = knobs.host_share, choice.row_bytes + framing_bytes
         up_bytes = sizes.request_row_bytes + sizes.request_chunk_bytes / chunk_rows
         node_s = node.read_s + node.decode_s + (node.finish_s if choice.prefix else 0.0) + node.chunk_s / chunk_rows
-        node_s = node_s + engine_s + choice.encode_s + node.send_s_per_byte * down_bytes
+        node_s = node_s + engine_s + choice.encode_s + node.send_s_per_byte * down_bytes + node.overhead_s
         receive_s = receive_s + (1 - share) * trainer.receive_s_per_byte * down_bytes + share * own_receive_s
         return Work(node_s, engine_s, receive_s, loop_s, choice.suffix_s, down_bytes, up_bytes, share, **own)
 

@@ -20,13 +20,14 @@ from headwater.core.precision import Deviation
 from headwater.errors import ConfigError
 
 FORMAT = "headwater-profile"
-VERSION = 1
+VERSION = 2
 MAX_AGE_S = 30 * 86400.0  # machines and data drift; a month is short enough to notice and long enough to be of use
 NOISE = 0.1  # a later cut may look this much cheaper than an earlier one before the measurement is not believed
 
 # Limits that only a mistaken unit or a failed measurement leaves.
 _SECONDS = Number(0.0, 1e5)
 _PER_BYTE = Number(0.0, 1.0)
+_RATIO = Number(1e-3, 1e3, optional=True)
 _BYTES = Number(0.0, 1e13)
 _WHOLE_BYTES = Number(0, 1e13, whole=True)
 _COUNT = Number(1, 65536, whole=True)
@@ -55,6 +56,7 @@ class NodeCosts:
     """Work on a node's cores.
 
     read_s               CPU of reading one sample, the store's own included if it shares the node's cores
+    overhead_s           CPU of the node's process for one sample when all stages run at once, beyond their sum
     read_wait_s          how long a lone read takes beyond its CPU; `num_readers` wait at once
     serve_s              CPU on the nodes' cores for one sample that the trainer reads by itself; 0 where the store has
                          machines of its own
@@ -74,6 +76,7 @@ class NodeCosts:
     decode_s: float = field(metadata=formed(_SECONDS))
     prefix_s: Mapping[str, tuple[float | None, ...]] = field(metadata=formed(Table(_PER_CUT)))
     finish_s: float = field(default=0.0, metadata=formed(_SECONDS))
+    overhead_s: float = field(default=0.0, metadata=formed(_SECONDS))
     read_wait_s: float = field(default=0.0, metadata=formed(_SECONDS))
     serve_s: float = field(default=0.0, metadata=formed(_SECONDS))
     encode_s_per_byte: Mapping[str, float] = field(default_factory=dict, metadata=formed(_BY_CODEC))
@@ -105,6 +108,8 @@ class TrainerCosts:
                                 the whole model, its frozen part in inference mode. On the host: CPU-seconds of one
                                 core; on an accelerator: its own seconds
     suffix_on                   "host" or "accelerator"
+    engine_ratio                an engine's seconds on a core here ÷ on the node's; None: not measured, and then
+                                taken to be as for decoding
     step_s                      what each step costs whatever its rows: optimizer, the loop itself; one thread
     base_bytes                  resident memory of a trainer with the model loaded
     suffix_row_bytes            for each cut: what each row of a batch takes in a step, where the suffix runs
@@ -128,6 +133,7 @@ class TrainerCosts:
     suffix_row_bytes: tuple[int | None, ...] = field(default=(), metadata=formed(_BYTES_PER_CUT))
     num_readers: int = field(default=16, metadata=formed(_COUNT))
     num_threads: int = field(default=65536, metadata=formed(_COUNT))
+    engine_ratio: float | None = field(default=None, metadata=formed(_RATIO))
 
     def __post_init__(self) -> None:
         form.check_record(self, "trainer")

@@ -52,6 +52,7 @@ class Window:
     wait_fraction      of the window's time that the training loop stood waiting for rows
     store_bytes_per_s  of samples that the trainer read by itself, where the plan moves nothing
     loop_s             of the training loop for one row, without waiting; where the trainer's own cores do the work
+    own_s              of the threads of the trainer's own node for one row that it made
     A node that was idle, or whose rate can't be told, is left out.
     """
 
@@ -61,6 +62,7 @@ class Window:
     node_rows_per_s: Mapping[str, float] = field(default_factory=dict)
     store_bytes_per_s: float | None = None
     loop_s: float | None = None
+    own_s: float | None = None
 
     def __post_init__(self) -> None:
         faults = []
@@ -71,8 +73,9 @@ class Window:
         for what in ("link_bytes_per_s", "node_rows_per_s"):
             faults += [f"{what} of {name} is {rate}; it must be 0 or more" for name, rate in getattr(self, what).items()
                        if not 0 <= rate < float("inf")]  # fmt: skip
-        if self.loop_s is not None and not 0 < self.loop_s < float("inf"):
-            faults.append(f"loop_s is {self.loop_s}; it must be above 0")
+        for what, taken_s in (("loop_s", self.loop_s), ("own_s", self.own_s)):
+            if taken_s is not None and not 0 < taken_s < float("inf"):
+                faults.append(f"{what} is {taken_s}; it must be above 0")
         if faults:
             raise ConfigError("; ".join(faults))
 
@@ -166,11 +169,21 @@ class Replanner:
         alone_s = (self._work.loop_s + self._work.suffix_s / threads) / host.speed
         beside_s = [s for kind, _, s in loads if kind in (TRAINER, LOOP, SHARED)]
         self._loop_s = (alone_s, most(alone_s, *beside_s))
+        self._own_s = self._own_bounds(most(0.0, *(s for kind, _, s in loads if kind == TRAINER)))
         self._shared_s = most(0.0, *(s for kind, _, s in loads if kind == SHARED))
         self._bytes_per_s = self._work.down_bytes / steady_s
         # Of each node's link, how much of its time the run should keep it busy.
         self._link_share = {name: s / steady_s for kind, each, s in loads if kind == LINK_DOWN and each is not None
                             for name in each.names}  # fmt: skip
+
+    def _own_bounds(self, trainer_s: float) -> tuple[float, float]:
+        """What the own node's threads take for a row: alone; and beside all that the trainer's cores do for it."""
+        work, trainer, host = self._work, self._profile.trainer, self._rig.trainer
+        if not work.share:
+            return 0.0, 0.0
+        timed_s = trainer.decode_s + (trainer.finish_s if self._plan.has_prefix else 0.0) + work.own_engine_s
+        alone_s = timed_s / host.speed
+        return alone_s, max(alone_s, max(1, round(host.cores)) * trainer_s / work.share)
 
     def node_rows_per_s(self, name: str, thread_s: float, num_threads: float) -> float:
         """What a node could make of the plan's rows, whose threads took `thread_s` for decoding and inference of each.
@@ -232,17 +245,14 @@ class Replanner:
     def _readings(self, seen: Window) -> dict[tuple[str, str], float]:
         """Measured ÷ believed, for every rate that says something."""
         found: dict[tuple[str, str], float] = {}
+        if (trainer := self._trainer_reading(seen)) is not None:
+            found[_TRAINER] = trainer
         if not self._plan.uses_storage:
             # Against what the run as a whole should do: who decodes by himself may be busy while the link is not. More
             # than that says nothing.
-            if seen.store_bytes_per_s is not None:
+            if seen.store_bytes_per_s is not None and found.get(_TRAINER, 1.0) >= 1 - TOLERANCE:
                 found["store", ""] = min(seen.store_bytes_per_s / self._bytes_per_s, 1.0)
             return found
-        if seen.loop_s is not None and seen.wait_fraction < STARVED and self._profile.trainer.suffix_on == "host":
-            least_s, most_s = self._loop_s
-            ratio = min(max(seen.loop_s, least_s), most_s) / seen.loop_s
-            first, now = max(self._first.trainer.speed, 1.0), self._rig.trainer.speed
-            found[_TRAINER] = min(max(ratio, SLOWEST_TRAINER * first / now), first / now)
         for device, link in zip(self._rig.nodes, self._rig.links, strict=True):
             made = seen.node_rows_per_s.get(device.name)
             carried = seen.link_bytes_per_s.get(device.name)
@@ -257,6 +267,19 @@ class Replanner:
                 if carried >= least or short:
                     found["link", device.name] = max(carried / most, min(carried / least, 1.0))
         return found
+
+    def _trainer_reading(self, seen: Window) -> float | None:
+        """The speed of its cores ÷ what is believed, from the loop and from the node beside it; the slower counts."""
+        taken = []
+        if self._plan.uses_storage and seen.loop_s is not None and seen.wait_fraction < STARVED:
+            taken += [(seen.loop_s, self._loop_s)] if self._profile.trainer.suffix_on == "host" else []
+        if seen.own_s is not None and self._work.share:
+            taken.append((seen.own_s, self._own_s))
+        if not taken:
+            return None
+        ratio: float = min(min(max(s, least_s), most_s) / s for s, (least_s, most_s) in taken)
+        first, now = max(self._first.trainer.speed, 1.0), self._rig.trainer.speed
+        return min(max(ratio, SLOWEST_TRAINER * first / now), first / now)
 
     def _believed_down(self, link: Link) -> tuple[float, float]:
         """What a node's link should carry: at least its part of the trainer's port, at most all of it."""

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headwater.core.draw import Draw
+from headwater.core.reads import Reads
 from headwater.core.ring import Decision, Decode, Infer, Read, Ring, Send
 from headwater.data.pool import Pool
 from headwater.data.shards.reading import is_mapped, read_sample
@@ -104,9 +105,10 @@ class Busy:
 class Extractor:
     """Threads that turn chunks into rows; one per process, shared by all requests."""
 
-    def __init__(self, num_threads: int, num_readers: int = NUM_READERS) -> None:
+    def __init__(self, num_threads: int, num_readers: int = NUM_READERS, *, is_far: bool = False) -> None:
+        """`is_far` from the store, behind a link that others need, too: reads that crowd it become fewer."""
         self._compute = Pool(num_threads, "compute")
-        self._readers = Pool(num_readers, "read")
+        self._readers = Pool(num_readers, "read", Reads(num_readers).took if is_far else None)
         self._floats = threading.local()
         self.busy = Busy()
 

@@ -21,8 +21,11 @@ END_WITHIN_S = 10.0  # that a task may go on after it was told to end; the longe
 class Pool:
     """Tasks must not raise: whoever submits one deals with its errors inside."""
 
-    def __init__(self, num_threads: int, name: str) -> None:
+    def __init__(self, num_threads: int, name: str, took: Callable[[float], int] | None = None) -> None:
+        """`took` is told how long each task took, and says how many may run at once from then on."""
         assert num_threads >= 1
+        self._at_once, self._running = num_threads, 0
+        self._took = took
         self._tasks: Fair[Task] = Fair()
         self._wake = threading.Condition()
         self._closed = False
@@ -55,13 +58,20 @@ class Pool:
     def _work(self) -> None:
         while True:
             with self._wake:
-                while not self._tasks and not self._closed:
+                while (not self._tasks or self._running >= self._at_once) and not self._closed:
                     self._wake.wait()
                 if self._closed:
                     return
                 turn, task = self._tasks.take()
+                self._running += 1
             start = time.perf_counter()
             task()
             del task  # don't keep its buffers alive while waiting for the next
             with self._wake:
-                self._tasks.took(turn, time.perf_counter() - start)
+                taken_s = time.perf_counter() - start
+                self._tasks.took(turn, taken_s)
+                self._running -= 1
+                if self._took is not None:
+                    self._at_once = self._took(taken_s)
+                    if self._tasks:  # more may run at once now, and those who wait were told of their tasks before
+                        self._wake.notify_all()

@@ -106,7 +106,7 @@ def serve(
     try:
         node = Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
                     cache=cache, drain_s=drain_s, tokens=tokens, tls=tls, is_wary=not until_input_ends,
-                    max_memory_bytes=max_memory_bytes, adapt=adapt)  # fmt: skip
+                    max_memory_bytes=max_memory_bytes, adapt=adapt, is_far=until_input_ends)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
         raise ConfigError(
             f"can't listen on {listen} ({error}); is something else running there, or is it not an address of this "

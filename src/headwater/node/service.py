@@ -77,13 +77,14 @@ class Node(flight.FlightServerBase):
         is_wary: bool = True,
         max_memory_bytes: int | None = None,
         adapt: bool = True,
+        is_far: bool = False,
     ) -> None:
         """`cache` keeps rows that were made; it is closed with the node. None keeps nothing.
 
         `drain_s` is what requests under way get when the node is told to stop. With `tokens`, a file, only calls with
         one of its tokens are answered; without, all are. `is_wary`: uploads may be a stranger's. Jobs share
         `max_memory_bytes`, or what the machine has (docs/tenants.md); `adapt=False` gives each groups as large as it
-        asks for, and runs them whole.
+        asks for, and runs them whole. `is_far` from the store: it is beside a trainer, behind the trainer's link.
         """
         self.roots = tuple(full_url(root) for root in roots)
         middleware = {} if tokens is None else {KEY: Door(TokensFile(tokens, self.roots))}
@@ -96,7 +97,7 @@ class Node(flight.FlightServerBase):
         self._tenants = Tenants(self._prefixes, self.num_threads, max_memory_bytes, adapt)
         self._children = Children()
         self._slow = ThreadPoolExecutor(MAX_CHUNKS, "slow")  # what takes a while, and needs signs of life meanwhile
-        self._extractor = Extractor(self.num_threads)
+        self._extractor = Extractor(self.num_threads, is_far=is_far)
         self.cache = cache
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()

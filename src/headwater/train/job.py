@@ -288,7 +288,9 @@ def near(
             measured = measure(captured, open_cuts, pipeline, samples, clients, batch_size=batch_size, seed=seed,
                                world=world, embedded=nodes is None, given=_read_profile(profile), again=measure_again,
                                progress=progress, holdings=holdings, precision=precision, power=power,
-                               share=share)  # fmt: skip
+                               share=share, start_own=setting.start_own)  # fmt: skip
+            if measured.own is not None:
+                stack.callback(measured.own.close)
             deviations |= measured.profile.deviations
             precisions, refused = allowed([precision] if deviations else [], deviations, tolerance)
             for reason in refused:
@@ -300,6 +302,11 @@ def near(
             plan = ranking.best.plan
         fixed = None if plan == "auto" else plan
         chosen = _plan(fixed, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
+        if measured is not None and measured.own is not None:
+            if chosen.uses_own:
+                setting.own = measured.own
+            else:
+                measured.own.close()
         source = Source(setting, chosen)
         # Before the nodes go: an iterator that somebody still holds must not wait for them.
         stack.callback(source.close)

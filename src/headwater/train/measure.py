@@ -51,6 +51,7 @@ from headwater.data.transforms import Transforms
 from headwater.data.wire import MAX_BLOB_BYTES, Chunk, Extraction
 from headwater.errors import (
     ConfigError,
+    HeadwaterError,
     ModelError,
     PlanError,
     RefusedError,
@@ -61,6 +62,7 @@ from headwater.model.places import kernel_places, place_seconds
 from headwater.model.ship import Shipped, cuts_to_ship, ship
 from headwater.progress import Progress
 from headwater.train.client import NodeClient
+from headwater.train.own import OwnNode
 from headwater.train.precision import calibrated, check_possible, deviation, spread_out
 from headwater.train.reads import NUM_SAMPLES, Fetched, decode_s, fetch
 from headwater.train.steps import cpu_s, model_costs
@@ -72,6 +74,7 @@ _NOT_SHIPPED = "the prefix up to there can't be written as one ONNX file, or is 
 NUM_ASKED = 48  # in a chunk that is asked for as a job would
 NODE_BATCH = 16
 LONE_ROWS = 8
+HERE_ROWS = 8  # to measure an engine here: over a thin link, more would take long, and the pixels don't matter
 RECEIVE_S = 0.25  # of a transfer whose CPU is measured
 NO_DRIFT = 1.5  # decoding the same pictures seemed up to a third slower in moments of a shared core (measured)
 MAX_DRIFT = 3.0  # more than this is no longer the same machine: it is measured again
@@ -91,6 +94,7 @@ class Measured:
     shipped: Shipped | None  # serves every cut to choose from
     missing: tuple[str, ...]  # nodes that don't have it yet
     cuts: tuple[Cut, ...]  # all of the model's; those that can't be shipped are not legal here
+    own: OwnNode | None = None  # started to be measured; whoever asked lets go of it
 
     @property
     def setup_s(self) -> float:
@@ -122,10 +126,12 @@ def measure(
     precision: str = FULL,
     power: Mapping[str, tuple[float, float]] | None = None,
     share: bool = True,
+    start_own: Callable[[], OwnNode] | None = None,
 ) -> Measured:
     """Measure the links now, and the rest unless an earlier measurement of the same things can be used.
 
-    `share` says whether this machine may do a share of what nodes do. `power` has what a node, the trainer and its
+    `share` says whether this machine may do a share of what nodes do, and `start_own` starts a node beside this process
+    for it, whose engine is then measured. `power` has what a node, the trainer and its
     accelerator draw, in watts, idle and busy: stated, not measured.
 
     `precision` is measured beside full precision; where that can't be, a warning says why, and the profile is without.
@@ -201,10 +207,14 @@ def measure(
         if len(clients) > 1:  # only the first was measured
             speeds, _ = _speeds(profile, pipeline, samples, holdings, clients, refs, None, seed, just_now=True)
         if precision in profile.node.prefix_s or shipped is None:  # without it, the reason is wanted again next time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = path.with_suffix(f".{os.getpid()}")
-            scratch.write_text(profile.dumps())
-            scratch.replace(path)
+            _save(path, profile)
+    own = None
+    if start_own is not None and shipped is not None and fetched is not None and profile.trainer.engine_ratio is None:
+        with progress.step("measuring an engine here"):
+            own, ratio = _engine_here(start_own, cuts, pipeline, samples, seed, shipped, profile)
+        profile = replace(profile, trainer=replace(profile.trainer, engine_ratio=ratio))
+        if given is None and path.exists():
+            _save(path, profile)
     watts: dict[str, Any] = {name: {"idle_w": idle, "busy_w": busy} for name, (idle, busy) in (power or {}).items()}
     nodes = tuple(
         Device(client.name, cores=float(hello["cores"]) / world, memory_bytes=int(hello["memory_bytes"]), speed=speed,
@@ -224,7 +234,7 @@ def measure(
         for client in clients:
             client.needs(shipped.digest, shipped.path)
     missing = tuple(client.name for client in clients if shipped is not None and not client.has_prefix())
-    return Measured(profile, rig, shipped, missing, tuple(cuts))
+    return Measured(profile, rig, shipped, missing, tuple(cuts), own)
 
 
 def trainers_here(world: int) -> int:
@@ -323,6 +333,45 @@ def _load(path: Path, cuts: Sequence[Cut], key: Key) -> Profile | None:
         log.warning("measuring again: a profile was kept, but %s", "; ".join(faults))
         return None
     return profile
+
+
+def _save(path: Path, profile: Profile) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_text(profile.dumps())
+    scratch.replace(path)
+
+
+def _engine_here(
+    start_own: Callable[[], OwnNode],
+    cuts: Sequence[Cut],
+    pipeline: Transforms,
+    samples: Samples,
+    seed: int,
+    shipped: Shipped,
+    profile: Profile,
+) -> tuple[OwnNode | None, float | None]:
+    """A node beside this process, and what its engine takes for the prefix ÷ what the nodes' takes.
+
+    Without both, if that can't be found out: it is then taken to be as for decoding.
+    """
+    deepest = legal_cuts(cuts)[-1]
+    want = Extraction(samples.url, pipeline, shipped.digest, deepest.boundary, node_batch=NODE_BATCH,
+                      outputs=shipped.names_at(deepest))  # fmt: skip
+    there_s = profile.node.prefix_s[FULL][deepest.index]
+    own = None
+    try:
+        own = start_own()
+        own.needs(shipped.digest, shipped.path)
+        own.prepare()
+        chunk = Chunk(want, "probe", seed, 0, 0, spread_out(samples, HERE_ROWS, None, ""), reuse=False)
+        here_s = float(own.probe(chunk)["prefix_s"])
+    except HeadwaterError as error:
+        log.warning("what an engine takes here is taken from decoding, since it can't be measured: %s", error)
+        if own is not None:
+            own.close()
+        return None, None
+    return own, _within(here_s / there_s) if there_s and here_s > 0 else None
 
 
 def _model_digest(captured: Captured, cuts: Sequence[Cut]) -> str:
@@ -474,6 +523,7 @@ def _node_costs(
     # What all stages at once take beyond their sum, however it comes about: every row costs it, whatever the cut.
     together = max(float(found["pipeline_cpu_s"]), float(found["pipeline_s"]) * min(cores, 1.0))
     extra_s = max(0.0, together - stages)
+    overhead_s = min(extra_s, max(0.0, float(found["pipeline_cpu_s"]) - stages))  # of the node's own process
     prefix_s: tuple[float | None, ...] = (0.0,)
     fixed_bytes: tuple[int | None, ...] = (0,)
     row_bytes: tuple[int | None, ...] = (0,)
@@ -484,7 +534,8 @@ def _node_costs(
         row_bytes = (0,) + (int(found["row_bytes"]),) * deepest.index
     beyond = len(cuts) - len(prefix_s)
     return NodeCosts(
-        read_s=float(found["read_s"]) + extra_s,
+        read_s=float(found["read_s"]) + extra_s - overhead_s,
+        overhead_s=overhead_s,
         read_wait_s=float(found["read_wait_s"]),
         decode_s=float(found["decode_s"]),
         finish_s=float(found.get("finish_s", 0.0)),

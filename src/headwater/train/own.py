@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from headwater.data.wire import Chunk
 from headwater.errors import UnreachableError
@@ -57,6 +58,15 @@ class OwnNode:
         with self._lock:
             self.read_bytes += read_bytes
         return Reply(reply.good, reply.tensors, reply.bad, read_bytes)  # what came over a link: the stored samples
+
+    def probe(self, chunk: Chunk) -> dict[str, Any]:
+        """What the work on this chunk costs here; takes a few seconds."""
+        return self._client.probe(chunk)
+
+    def busy(self) -> dict[str, Any]:
+        """What its threads have done so far."""
+        found: dict[str, Any] = self._client.hello()["busy"]
+        return found
 
     def stop(self, stopped: Event) -> None:
         self._client.stop(stopped)

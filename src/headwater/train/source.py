@@ -109,6 +109,7 @@ class Setting:
     holdings: Holdings | None = None  # where nodes have disks of their own
     views: int = 0  # after so many epochs the random draws come round again; 0: never
     start_own: Callable[[], OwnNode] | None = None  # where the trainer can do what nodes do; they are elsewhere
+    own: OwnNode | None = None  # one that runs already
     counts: Counts = field(default_factory=Counts)
 
 
@@ -124,7 +125,7 @@ class Source:
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self._closed = Event()
         self._host: HostWorker | None = None
-        self._own: OwnNode | None = None
+        self._own = setting.own
         self._waiting_since: float | None = None
         self._steps: deque[tuple[float, float]] = deque(maxlen=MAX_STEPS)  # when one ended, seconds a row of it
         self._free = Event()  # cleared while nothing may be asked for
@@ -273,6 +274,17 @@ class Source:
     def read_bytes(self) -> int:
         """Of samples that were read here."""
         return sum(each.read_bytes for each in (self._host, self._own) if each is not None)
+
+    def own_busy(self) -> tuple[float, float] | None:
+        """Of the node beside this process: seconds of its threads, and rows it made; None without one, or no answer."""
+        own = self._own
+        if own is None or not self.plan.uses_own:
+            return None
+        try:
+            said = own.busy()
+        except HeadwaterError:
+            return None  # it ended, or is being started
+        return float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"])
 
     def open(self, epoch: int, ids: np.ndarray) -> Opened:
         """The rows of these samples, in this order."""

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headwater.core.cost import Estimate, estimate
 from headwater.core.cut import Cut
@@ -62,6 +63,7 @@ class _Reading:
     read_bytes: int
     num_arrived: int
     busy: dict[str, tuple[float, float, float]]  # per node: compute-seconds, rows made, rows sent from its cache
+    own: tuple[float, float] | None = None  # of the node beside the trainer: compute-seconds, rows made
 
 
 class Watch:
@@ -181,16 +183,17 @@ class Watch:
             self._source.read_bytes,
             self._source.num_arrived,
             busy,
+            self._source.own_busy(),
         )
 
     def _window(self, before: _Reading, now: _Reading) -> Window:
         taken_s = now.at - before.at
         waited = min(1.0, max(0.0, (now.waited_s - before.waited_s) / taken_s))
         num_chunks = now.num_chunks - before.num_chunks
-        loop_s = self._source.loop_s(before.at)
+        rates: dict[str, Any] = {"loop_s": self._source.loop_s(before.at), "own_s": _own_s(before, now)}
         if not self._source.plan.uses_storage:
             read = (now.read_bytes - before.read_bytes) / taken_s
-            return Window(num_chunks, waited, store_bytes_per_s=read, loop_s=loop_s)
+            return Window(num_chunks, waited, store_bytes_per_s=read, **rates)
         carried = {name: (now.received[name] - before.received[name]) / taken_s for name in now.received}
         there = now.busy.keys() & before.busy.keys()
         made = {name: rate for name in there if (rate := self._made(name, before, now)) is not None}
@@ -198,7 +201,7 @@ class Watch:
         more = SHARED * (now.num_arrived - before.num_arrived) + plan.chunk_rows * plan.prefetch * len(there)
         if sum(now.busy[name][1] - before.busy[name][1] for name in there) > more:
             made = {}  # they make rows for others, too, which may cost more or less than ours
-        return Window(num_chunks, waited, carried, made, loop_s=loop_s)
+        return Window(num_chunks, waited, carried, made, **rates)
 
     def _made(self, name: str, before: _Reading, now: _Reading) -> float | None:
         """Rows a second that the node's cores could make, from how long its threads took for those they made."""
@@ -320,6 +323,14 @@ class Watch:
         self._missing = [name for name, (_, has_file) in there.items() if not has_file]
         nodes = [replace(each, memory_bytes=there[each.name][0]) if each.name in there else each for each in rig.nodes]
         return replace(rig, nodes=tuple(nodes)), set(there)
+
+
+def _own_s(before: _Reading, now: _Reading) -> float | None:
+    """What the threads of the node beside the trainer took for a row; None if it made none, or was started anew."""
+    if before.own is None or now.own is None:
+        return None
+    busy_s, rows = (late - early for late, early in zip(now.own, before.own, strict=True))
+    return busy_s / rows if rows >= 1 and busy_s > 0 else None
 
 
 def _has_faster_link(before: Rig, after: Rig) -> bool:
