@@ -127,6 +127,16 @@ def test_a_taken_port_is_named_with_the_way_out(command, start_node, tmp_path):
     assert "Traceback" not in done.err
 
 
+def test_a_state_folder_with_something_in_its_place_is_not_called_a_port(command, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "prefixes").write_text("a file")
+    done = command("serve", tmp_path, "--listen", "127.0.0.1:0", "--state", tmp_path / "state")
+    assert done.returncode == 1
+    assert "prefixes can't be used" in done.err
+    assert "--state" in done.err
+    assert "Traceback" not in done.err
+
+
 def test_cuts_are_shown_as_a_table_and_as_json(command, monkeypatch):
     monkeypatch.syspath_prepend(str(command.folder))
     done = run("cuts", "users_models:tiny", "--size", 32)

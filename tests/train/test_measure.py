@@ -290,7 +290,7 @@ def test_an_engine_is_measured_here_once_and_its_node_is_handed_over(job, pictur
     assert first.own is not None
     try:
         assert 0.1 < first.profile.trainer.engine_ratio < 10  # the same machine
-        assert first.own.busy()["num_rows"] == 0  # a probe is a process of its own
+        assert first.own.hello()["busy"]["num_rows"] == 0  # a probe is a process of its own
     finally:
         first.own.close()
     again = measured(job, start_own=start)

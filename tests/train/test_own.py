@@ -2,7 +2,9 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from tests.train.test_switching import network, outputs, start
 import headwater as hw
 from headwater.core.plan import here_plan, near_plan
 from headwater.errors import PlanError, UnreachableError
+from headwater.train.own import OwnNode
 
 
 def cut_of(job, name):
@@ -81,6 +84,37 @@ def test_a_closed_one_does_not_come_back(pictures, start_node):
     with pytest.raises(UnreachableError, match="closed with its job"):
         own.prepare()
     assert own._node._process is process
+
+
+def test_closing_does_not_wait_for_one_that_is_being_started(pictures, monkeypatch):
+    own = OwnNode(str(pictures), 1)
+    own._node._process.kill()
+    own._node._process.wait()
+    begun, go_on, start = Event(), Event(), OwnNode._start
+    started = []
+
+    def slowly(self):
+        begun.set()
+        assert go_on.wait(60)
+        started.append(start(self))
+        return started[0]
+
+    monkeypatch.setattr(OwnNode, "_start", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        coming_back = pool.submit(own.prepare)
+        assert begun.wait(60)
+        own.close()
+        go_on.set()
+        with pytest.raises(UnreachableError, match="closed with its job"):
+            coming_back.result(60)
+    assert not started[0][0].is_alive
+
+
+def test_an_engine_that_is_missing_beside_the_trainer_is_said_before_any_work(pictures, start_node, monkeypatch):
+    with start(pictures, [start_node(pictures).address]) as job:
+        monkeypatch.setattr(OwnNode, "hello", lambda self: {"precisions": ["fp32"], "engines": ["onnxruntime"]})
+        with pytest.raises(PlanError, match="here has no engine openvino"):
+            job.adopt(near_plan(cut_of(job, "0.3"), host_share=0.5, engine="openvino"))
 
 
 def test_a_job_says_what_is_done_here(pictures, start_node):

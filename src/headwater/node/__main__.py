@@ -1,4 +1,4 @@
-"""`python -m headwater.node URL [THREADS [CACHE_BYTES]]`: how a trainer starts its embedded node.
+"""`python -m headwater.node URL [THREADS [CACHE_BYTES [MEMORY_BYTES]]]`: how a trainer starts its embedded node.
 
 People use `headwater serve`.
 """
@@ -15,8 +15,8 @@ if __name__ == "__main__":
     code = 0
     keep_out_of_logs()
     try:
-        numbers = [int(each) if each else None for each in [*sys.argv[2:], "", ""]]
-        serve_embedded(sys.argv[1], numbers[0], numbers[1])
+        numbers = [int(each) if each else None for each in [*sys.argv[2:], "", "", ""]]
+        serve_embedded(sys.argv[1], *numbers[:3])
     except HeadwaterError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         code = 1

@@ -108,6 +108,9 @@ def serve(
                     cache=cache, drain_s=drain_s, tokens=tokens, tls=tls, is_wary=not until_input_ends,
                     max_memory_bytes=max_memory_bytes, adapt=adapt, is_far=until_input_ends)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
+        if isinstance(error, OSError) and error.filename is not None:
+            raise ConfigError(f"{error.filename} can't be used ({error.strerror}); a node keeps prefixes in {state}: "
+                              "choose another folder with --state") from None  # fmt: skip
         raise ConfigError(
             f"can't listen on {listen} ({error}); is something else running there, or is it not an address of this "
             "machine? choose another with --listen"
@@ -140,7 +143,9 @@ def _wait(calls: Calls, told: int) -> str:
                 calls.told_to_stop()
 
 
-def serve_embedded(root: str, num_threads: int | None, cache_bytes: int | None = None) -> None:
+def serve_embedded(
+    root: str, num_threads: int | None, cache_bytes: int | None = None, memory_bytes: int | None = None
+) -> None:
     """Serve one root on a free loopback port, tell the parent which, and end when the parent closes our input.
 
     The input also closes when the parent is killed, so an embedded node never outlives its trainer.
@@ -152,4 +157,5 @@ def serve_embedded(root: str, num_threads: int | None, cache_bytes: int | None =
         print(json.dumps({"address": f"grpc://127.0.0.1:{node.port}"}), flush=True)
 
     serve((root,), listen="grpc://127.0.0.1:0", num_threads=num_threads, cache_bytes=cache_bytes,
-          num_caches=EMBEDDED_CACHES, announce=announce, until_input_ends=True)  # fmt: skip
+          num_caches=EMBEDDED_CACHES, max_memory_bytes=memory_bytes, announce=announce,
+          until_input_ends=True)  # fmt: skip

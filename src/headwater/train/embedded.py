@@ -20,8 +20,14 @@ START_WITHIN_S = 120.0  # it takes a second or two; a machine may have much else
 class EmbeddedNode:
     """A node process on a free loopback port."""
 
-    def __init__(self, root: str, num_threads: int | None = None, cache_bytes: int | None = None) -> None:
-        numbers = ["" if each is None else str(each) for each in (num_threads, cache_bytes)]
+    def __init__(
+        self,
+        root: str,
+        num_threads: int | None = None,
+        cache_bytes: int | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        numbers = ["" if each is None else str(each) for each in (num_threads, cache_bytes, memory_bytes)]
         command = [sys.executable, "-m", "headwater.node", root, *numbers]
         # A session of its own: Ctrl-C reaches the trainer alone, which then ends the node in good order.
         self._process = subprocess.Popen(

@@ -30,6 +30,7 @@ from headwater.core.search import Ranking, search
 from headwater.data.cores import usable_cores
 from headwater.data.holdings import Holdings, unite
 from headwater.data.layouts import list_samples, root_of
+from headwater.data.memory import memory_bytes
 from headwater.data.samples import Samples
 from headwater.data.secrets import redact
 from headwater.data.shards.manifest import check_transforms
@@ -276,7 +277,9 @@ def near(
         setting = Setting(captured, all_cuts, pipeline, rest, samples, clients, seed, patience_s,
                           min(memories, default=None), progress, holdings=holdings, views=views)  # fmt: skip
         if nodes is not None and holdings is None and share:
-            setting.start_own = partial(OwnNode, root_of(url), max(1, round(usable_cores() / trainers_here(world))))
+            beside = trainers_here(world)
+            setting.start_own = partial(OwnNode, root_of(url), max(1, round(usable_cores() / beside)),
+                                        memory_bytes() // beside if beside > 1 else None)  # fmt: skip
         ranking, measured, codecs = None, None, tuple(dict.fromkeys(("raw", codec)))
         precisions: tuple[str, ...] = (FULL,)
         deviations = dict[str, Deviation]()

@@ -23,8 +23,9 @@ class OwnNode:
 
     name = "here"
 
-    def __init__(self, root: str, num_threads: int | None = None) -> None:
-        self._root, self._num_threads = root, num_threads
+    def __init__(self, root: str, num_threads: int | None = None, memory_bytes: int | None = None) -> None:
+        """`memory_bytes` is what it may take, where several of them share a machine."""
+        self._root, self._num_threads, self._memory_bytes = root, num_threads, memory_bytes
         self._files: dict[str, Path] = {}
         self._lock, self._starting = threading.Lock(), threading.Lock()
         self._closed = False
@@ -46,9 +47,15 @@ class OwnNode:
             if not self._node.is_alive:
                 node, client = self._start()
                 with self._lock:
-                    ended, self._node, self._client = self._node, node, client
-                    for digest, path in self._files.items():
-                        client.needs(digest, path)
+                    is_late = self._closed  # `close` does not wait for a start
+                    if not is_late:
+                        ended, self._node, self._client = self._node, node, client
+                        for digest, path in self._files.items():
+                            client.needs(digest, path)
+                if is_late:
+                    client.close()
+                    node.close()
+                    raise UnreachableError("the node beside the trainer was closed with its job")
                 ended.close()  # its client goes with whoever still waits for an answer from it
         self._client.prepare()
 
@@ -63,21 +70,20 @@ class OwnNode:
         """What the work on this chunk costs here; takes a few seconds."""
         return self._client.probe(chunk)
 
-    def busy(self) -> dict[str, Any]:
-        """What its threads have done so far."""
-        found: dict[str, Any] = self._client.hello()["busy"]
-        return found
+    def hello(self) -> dict[str, Any]:
+        return self._client.hello()
 
     def stop(self, stopped: Event) -> None:
         self._client.stop(stopped)
 
     def close(self) -> None:
-        """Hang up and end the process."""
-        with self._starting, self._lock:
+        """Hang up and end the process. One that is being started meanwhile ends as soon as it has begun."""
+        with self._lock:
             self._closed = True
-            self._client.close()
-            self._node.close()
+            client, node = self._client, self._node
+        client.close()
+        node.close()
 
     def _start(self) -> tuple[EmbeddedNode, NodeClient]:
-        node = EmbeddedNode(self._root, self._num_threads, cache_bytes=0)
+        node = EmbeddedNode(self._root, self._num_threads, cache_bytes=0, memory_bytes=self._memory_bytes)
         return node, NodeClient(node.address)

@@ -21,6 +21,7 @@ from headwater.data.wire import MIN_CALIBRATION, Calibrate, Chunk, Extraction
 from headwater.errors import PlanError, RefusedError
 from headwater.model.near import NearModel, Rows
 from headwater.train.client import NodeClient
+from headwater.train.own import OwnNode
 
 NUM_CALIBRATION = 64  # samples for the ranges of values; more hardly widen them
 NUM_CHECKED = 100  # samples for the error: one of them is 1 %
@@ -128,7 +129,7 @@ def _places(num: int, count: int) -> np.ndarray:
     return (np.arange(count) * (num / max(count, 1))).astype(np.int64)
 
 
-def check_possible(clients: Sequence[NodeClient], precision: str, engine: str) -> None:
+def check_possible(clients: Sequence[NodeClient | OwnNode], precision: str, engine: str) -> None:
     """One PlanError for all nodes that can't run a prefix so."""
     faults = []
     for client in clients:

@@ -281,7 +281,7 @@ class Source:
         if own is None or not self.plan.uses_own:
             return None
         try:
-            said = own.busy()
+            said = own.hello()["busy"]
         except HeadwaterError:
             return None  # it ended, or is being started
         return float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"])
@@ -422,7 +422,10 @@ class Source:
         elif plan.uses_storage or plan.uses_own:
             workers = {client.name: client for client in given.clients} if plan.uses_storage else {}
             if plan.uses_own:
-                workers[OwnNode.name] = self._own_node(shipped)
+                own = self._own_node(shipped)
+                if plan.has_prefix:
+                    check_possible([own], plan.precision, plan.engine)
+                workers[OwnNode.name] = own
         elif given.holdings is not None:
             raise PlanError(["the data is on the nodes' own disks, so the trainer can't read it by itself; read near "
                              "the data (a plan with read, decode and augment on storage)"])  # fmt: skip
