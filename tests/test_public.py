@@ -50,7 +50,16 @@ def test_the_verbs_of_the_command_line():
             "--tls-key",
             "--tokens",
         ],
-        "token": ["--days", "--max-chunks", "--max-prefixes", "--max-upload", "--root", "--rows-per-second", "--to"],
+        "token": [
+            "--days",
+            "--max-chunks",
+            "--max-prefixes",
+            "--max-upload",
+            "--root",
+            "--rows-per-second",
+            "--to",
+            "--weight",
+        ],
         "train": ["--resume"],
     }
 

@@ -19,12 +19,14 @@ def run(*args):
 def test_the_entry_goes_to_a_file_and_only_the_token_is_shown(tmp_path):
     file = tmp_path / "tokens.toml"
     first = run("team", "--root", "s3://photos/train", "--max-chunks", 4, "--to", file).stdout.strip()
-    second = run("other", "--root", tmp_path, "--days", 1, "--max-upload", "5MB", "--rows-per-second", 9, "--to", file)
+    second = run("other", "--root", tmp_path, "--days", 1, "--max-upload", "5MB", "--rows-per-second", 9,
+                 "--weight", 0.5, "--to", file)  # fmt: skip
     grants = read_grants(tomllib.loads(file.read_text()), "tokens.toml")
     assert [grant.tenant for grant in grants] == ["team", "other"]
     assert grants[0].roots == ("s3://photos/train",)
     assert grants[1].roots == (str(tmp_path),)
     assert (grants[0].quota.max_chunks, grants[1].quota.rows_per_s) == (4, 9)
+    assert (grants[0].quota.weight, grants[1].quota.weight) == (1.0, 0.5)
     assert identify(grants, [f"Bearer {first}"], 1e12) is grants[0]
     with pytest.raises(RefusedError, match="expired"):
         identify(grants, [f"Bearer {second.stdout.strip()}"], 1e12)

@@ -71,3 +71,18 @@ def test_names_of_those_who_left_don_t_pile_up():
         queue.put(f"job {number}", 0, None)
         queue.took(queue.take()[0], 1.0)
     assert len(queue._accounts) < 10
+
+
+@given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=4), st.integers(1, 20))
+def test_time_is_given_by_weight(weights, length_ms):
+    queue, had = Fair(), [0.0] * len(weights)
+    for place, weight in enumerate(weights):
+        queue.put(str(place), 0, None, weight)
+    for _ in range(2000):
+        turn, _ = queue.take()
+        place = int(turn.tenant)
+        queue.took(turn, length_ms / 1e3)
+        had[place] += length_ms / 1e3
+        queue.put(str(place), 0, None, weights[place])
+    shares = [each / weight for each, weight in zip(had, weights, strict=True)]
+    assert max(shares) - min(shares) <= 2 * length_ms / 1e3 / min(weights)

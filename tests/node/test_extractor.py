@@ -73,7 +73,7 @@ def test_groups_without_a_good_sample_hold_no_buffer(extractor, copies, chunk_of
     for path in copies.rglob("*.jpg"):
         path.write_bytes(b"broken")
     chunk = chunk_of(folder=copies, node_batch=1)
-    passage = extract._Passage(extractor, open_store(chunk.extraction.url), chunk, None, None, extract.Open(1))
+    passage = extract._Passage(extractor, open_store(chunk.extraction.url), chunk, None, None, extract.Open(1), 1.0)
     assert [len(part.bad) for part in passage.parts(lambda: False)] == [3]
     assert passage._buffers == {}
 

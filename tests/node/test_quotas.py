@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.core.access import Grant, Quota, entry_text, token_digest
+from headwater.core.fair import Fair
 from headwater.errors import RefusedError
 from headwater.node import quotas
 from headwater.node.quotas import Quotas
@@ -111,7 +112,7 @@ def test_a_tenants_longest_unused_prefixes_go_first_and_nobody_elses(tmp_path):
 def tenants(pictures, state, tmp_path):
     """Two tenants of one node."""
     file = tmp_path / "tokens.toml"
-    entries = {"a": {"max_chunks": 1, "rows_per_second": 1000}, "b": {}}
+    entries = {"a": {"max_chunks": 1, "rows_per_second": 1000, "weight": 3}, "b": {}}
     file.write_text("".join(entry_text(name, token_digest(TOKENS[name]), entries[name]) for name in "ab"))
     node = Node("grpc://127.0.0.1:0", (str(pictures),), state=state, num_threads=2, tokens=file)
     clients = {name: NodeClient(f"grpc://127.0.0.1:{node.port}", Access(TOKENS[name])) for name in "ab"}
@@ -136,3 +137,16 @@ def test_a_tenant_sees_its_own_prefixes_alone(tenants, build, chunk_of, tmp_path
     assert [reply.good.all() for reply in replies] == [True] * 3  # one after the other
     assert [each["digest"] for each in tenants["a"].hello()["prefixes"]] == [prefix]
     assert tenants["b"].hello()["prefixes"] == []
+
+
+def test_a_tokens_weight_is_that_of_its_jobs(tenants, chunk_of, never, monkeypatch):
+    seen, put = {}, Fair.put
+
+    def noted(self, tenant, urgency, task, weight=1.0):
+        seen[tenant.partition("/")[0]] = weight
+        put(self, tenant, urgency, task, weight)
+
+    monkeypatch.setattr(Fair, "put", noted)
+    for name in "ab":
+        assert tenants[name].rows(chunk_of(None), never).good.all()
+    assert seen == {"a": 3.0, "b": 1.0}

@@ -26,6 +26,11 @@ def token(
     max_upload: str = typer.Option("", help="Largest prefix it may upload, such as 500MB."),
     max_prefixes: str = typer.Option("", help="What its prefixes may take on the node's disk, such as 2GB."),
     rows_per_second: int = typer.Option(0, min=0, help="Rows a second; faster ones wait. 0: no limit."),
+    weight: float = typer.Option(
+        0.0,
+        min=0.0,
+        help="What each of its jobs gets of a node's time and memory against others; 0: as much (1).",
+    ),
     to: Path = typer.Option(None, help="Add the entry to this tokens file; then only the token is printed."),
 ) -> None:
     """Make a token. It is shown once: nodes know its sha256 alone.
@@ -38,7 +43,7 @@ def token(
     entry = entry_text(tenant, token_digest(made), {
         "roots": [each if "://" in each else str(Path(each).expanduser().absolute()) for each in root],
         "expires": expires, "max_chunks": max_chunks, "max_upload": max_upload, "max_prefixes": max_prefixes,
-        "rows_per_second": rows_per_second,
+        "rows_per_second": rows_per_second, "weight": weight,
     })  # fmt: skip
     if to is not None:
         _add(to, entry)

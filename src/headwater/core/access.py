@@ -25,6 +25,7 @@ _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes part of l
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ASK = "ask whoever runs the node for one, and give it as token=… or in HEADWATER_TOKEN"
 MOST = 2**31 - 1
+WEIGHTS = (0.01, 100.0)
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Quota:
     max_upload_bytes: int | None = None  # of one prefix
     max_prefix_bytes: int | None = None  # of all its prefixes; those it used longest ago go
     rows_per_s: int | None = None  # faster ones wait
+    weight: float = 1.0  # of each of its jobs, where jobs share memory and threads
 
     def upload_bytes(self, most: int) -> int:
         """The largest prefix that may be uploaded, where the node itself allows `most`."""
@@ -84,7 +86,8 @@ def identify(grants: Sequence[Grant], headers: Sequence[str], now_s: float) -> G
     return found
 
 
-_FIELDS = ("tenant", "sha256", "roots", "expires", "max_chunks", "max_upload", "max_prefixes", "rows_per_second")
+_FIELDS = ("tenant", "sha256", "roots", "expires", "max_chunks", "max_upload", "max_prefixes", "rows_per_second",
+           "weight")  # fmt: skip
 
 
 def read_grants(data: Mapping[str, Any], where: str) -> tuple[Grant, ...]:
@@ -141,6 +144,9 @@ def _read_grant(entry: Mapping[str, Any]) -> tuple[Grant | None, list[str]]:
                 numbers[name] = num_bytes(str(entry[name]), name)
             except ConfigError as error:
                 faults.append(str(error))
+    weight = entry.get("weight", 1.0)
+    if type(weight) not in (int, float) or not WEIGHTS[0] <= weight <= WEIGHTS[1]:
+        faults.append(f"weight is {weight!r}; it must be a number from {WEIGHTS[0]:g} to {WEIGHTS[1]:g}")
     expires_s = None
     if "expires" in entry and (expires_s := _end_of(entry["expires"])) is None:
         faults.append(
@@ -150,7 +156,8 @@ def _read_grant(entry: Mapping[str, Any]) -> tuple[Grant | None, list[str]]:
         return None, faults
     assert isinstance(tenant, str)
     assert isinstance(digest, str)
-    quota = Quota(numbers["max_chunks"], numbers["max_upload"], numbers["max_prefixes"], numbers["rows_per_second"])
+    quota = Quota(numbers["max_chunks"], numbers["max_upload"], numbers["max_prefixes"], numbers["rows_per_second"],
+                  float(weight))  # fmt: skip
     return Grant(tenant, digest, tuple(roots), quota, expires_s), []
 
 

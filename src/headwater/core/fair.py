@@ -1,17 +1,17 @@
 """Whose task runs next: the one's who has had the least of the threads' time.
 
-Owns `Fair`, a queue without clock or lock: how long a task took is told. Tenants that have something to do get equal
-time, by weight one each, however long their tasks are: with tasks in the order they came, a tenant with a large model
-would get as much more time as its groups take longer than the others'.
+Owns `Fair`, a queue without clock or lock: how long a task took is told. Tenants that have something to do get time by
+their weights (one each, unless told otherwise), however long their tasks are: with tasks in the order they came, a
+tenant with a large model would get as much more time as its groups take longer than the others'.
 
-A tenant's account is the seconds it was given. It begins at the lowest account of those that have something to do, and
-after a while without tasks it goes on no more than `LAG_S` below it: nobody saves time up, and who waits for its store
-for a moment loses nothing. A task is put on the account as it begins, with what such tasks of that tenant
-took so far, since several threads choose before the first is done; what it really took puts it right.
+A tenant's account is the seconds it was given ÷ its weight. It begins at the lowest account of those that have
+something to do, and after a while without tasks it goes on no more than `LAG_S` below it: nobody saves time up, and who
+waits for its store for a moment loses nothing. A task is put on the account as it begins, with what such tasks of that
+tenant took so far, since several threads choose before the first is done; what it really took puts it right.
 
 What holds (tests/core/test_fair.py): nothing is lost or doubled; of a tenant's tasks the most urgent comes first, then
-the oldest; tenants that always have something to do are never further apart than two tasks for each thread; a tenant
-waits for no more than that behind each of the others.
+the oldest; tenants of one weight that always have something to do are never further apart than two tasks for each
+thread; a tenant waits for no more than that behind each of the others.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ class _Account:
     running: int = 0
     tasks: list[tuple[int, int, object]] = field(default_factory=list)
     usual_s: dict[int, float] = field(default_factory=dict)  # urgency → what a task takes
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One task's: whose it is, of which kind, and what was put on the account for it."""
+    """One task's: whose it is, of which kind, what it was taken to take, and by which weight that was put down."""
 
     tenant: str
     urgency: int
     guessed_s: float
+    weight: float = 1.0
 
 
 class Fair(Generic[T]):
@@ -52,12 +54,14 @@ class Fair(Generic[T]):
     def __len__(self) -> int:
         return self._size
 
-    def put(self, tenant: str, urgency: int, task: T) -> None:
+    def put(self, tenant: str, urgency: int, task: T, weight: float = 1.0) -> None:
+        """`weight` is the tenant's from here on."""
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = _Account(self._lowest())
         elif not account.tasks and not account.running:
             account.had_s = max(account.had_s, self._lowest() - LAG_S)
+        account.weight = weight
         self._counter += 1
         self._size += 1
         heapq.heappush(account.tasks, (urgency, self._counter, task))
@@ -70,17 +74,17 @@ class Fair(Generic[T]):
         account = self._accounts[name]
         urgency, _, task = heapq.heappop(account.tasks)
         guessed_s = account.usual_s.get(urgency, 0.0)
-        account.had_s += guessed_s
+        account.had_s += guessed_s / account.weight
         account.running += 1
         self._size -= 1
-        return Turn(name, urgency, guessed_s), task  # type: ignore[return-value]
+        return Turn(name, urgency, guessed_s, account.weight), task  # type: ignore[return-value]
 
     def took(self, turn: Turn, seconds: float) -> None:
         """A task is done."""
         account = self._accounts.get(turn.tenant)
         if account is None:  # forgotten meanwhile
             return
-        account.had_s += seconds - turn.guessed_s
+        account.had_s += (seconds - turn.guessed_s) / turn.weight
         account.running -= 1
         usual_s = account.usual_s.get(turn.urgency, seconds)
         account.usual_s[turn.urgency] = usual_s + _NEW * (seconds - usual_s)

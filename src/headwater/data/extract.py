@@ -125,13 +125,15 @@ class Extractor:
         *,
         at_once: int | None = None,
         gate: Gate | None = None,
+        weight: float = 1.0,
     ) -> Iterator[Part]:
         """The chunk's rows in parts, as they get ready. Bad samples are reported, anything else raises.
 
         `run` gets at most `at_once` rows, or a whole group. A group waits for it as pixels, a quarter of the bytes.
-        `gate` says when groups begin and how large they are; without it they are as large as was asked for.
+        `gate` says when groups begin and how large they are; without it they are as large as was asked for. `weight` is
+        the job's among those that share the threads.
         """
-        passage = _Passage(self, store, chunk, run, at_once, gate or Open(chunk.extraction.node_batch))
+        passage = _Passage(self, store, chunk, run, at_once, gate or Open(chunk.extraction.node_batch), weight)
         try:
             yield from passage.parts(abandoned)
         finally:
@@ -166,9 +168,17 @@ class _Passage:
     """One chunk on its way through the stages."""
 
     def __init__(
-        self, extractor: Extractor, store: Store, chunk: Chunk, run: Run | None, at_once: int | None, gate: Gate
+        self,
+        extractor: Extractor,
+        store: Store,
+        chunk: Chunk,
+        run: Run | None,
+        at_once: int | None,
+        gate: Gate,
+        weight: float,
     ) -> None:
         self._extractor = extractor
+        self._weight = weight
         self._store = store
         self._chunk = chunk
         self._run = run
@@ -254,11 +264,11 @@ class _Passage:
         if self._is_mapped:
             reads = [decision.sample for decision in decisions if isinstance(decision, Read)]
             for group, _ in groupby(reads, self._ring.group_of):
-                self._extractor._readers.submit(0, self._guard(self._look_at, group), self._chunk.job)
+                self._extractor._readers.submit(0, self._guard(self._look_at, group), self._chunk.job, self._weight)
         for decision in decisions:
             match decision:
                 case Read(sample) if not self._is_mapped:
-                    self._extractor._readers.submit(0, self._guard(self._read, sample), self._chunk.job)
+                    self._extractor._readers.submit(0, self._guard(self._read, sample), self._chunk.job, self._weight)
                 case Decode(sample):
                     self._compute(_DECODE_NEXT, self._decode, sample)
                 case Infer(group):
@@ -267,7 +277,7 @@ class _Passage:
                     pass  # _look_at reads; _infer has queued the part
 
     def _compute(self, urgency: int, task: Callable[[int], None], number: int) -> None:
-        self._extractor._compute.submit(urgency, self._guard(task, number), self._chunk.job)
+        self._extractor._compute.submit(urgency, self._guard(task, number), self._chunk.job, self._weight)
 
     def _guard(self, task: Callable[[int], None], number: int) -> Callable[[], None]:
         """A task that skips itself once the chunk is abandoned, and hands any error to whoever waits for the rows."""

@@ -39,10 +39,10 @@ class Pool:
     def num_threads(self) -> int:
         return len(self._threads)
 
-    def submit(self, urgency: int, task: Task, tenant: str = "") -> None:
+    def submit(self, urgency: int, task: Task, tenant: str = "", weight: float = 1.0) -> None:
         """Queue a task; of a tenant's, the lowest urgency number first, then the oldest."""
         with self._wake:
-            self._tasks.put(tenant, urgency, task)
+            self._tasks.put(tenant, urgency, task, weight)
             self._wake.notify()
 
     def close(self, within_s: float = END_WITHIN_S) -> None:

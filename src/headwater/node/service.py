@@ -256,10 +256,12 @@ class Node(flight.FlightServerBase):
 
         with _as_status(), ExitStack() as cleanup:
             run, at_once, maker, turn = None, None, _MAKER, None
-            room = cleanup.enter_context(self._tenants.open(chunk))
+            grant = grant_of(context)
+            weight = grant.quota.weight if grant is not None else 1.0
+            room = cleanup.enter_context(self._tenants.open(chunk, weight))
             # Before a turn is taken: others whose engines are there need not wait for this one's.
             coming = self._tenants.enter(chunk, room, self._start, partial(self._while, abandoned=abandoned),
-                                         SIGN_OF_LIFE_S, abandoned)  # fmt: skip
+                                         SIGN_OF_LIFE_S, abandoned, weight)  # fmt: skip
             engine = yield from _signs(coming, schema)
             if abandoned():
                 raise _ended()
@@ -286,7 +288,8 @@ class Node(flight.FlightServerBase):
                 if not chunk.samples:
                     return
                 store = self._store(want.url)
-                for part in self._extractor.rows(store, chunk, run, abandoned, at_once=at_once, gate=room):
+                for part in self._extractor.rows(store, chunk, run, abandoned, at_once=at_once, gate=room,
+                                                 weight=weight):  # fmt: skip
                     columns = codecs.encode(want.codec, part.tensors, want.boundary)
                     if kept is not None:
                         kept.keep(part.ids, columns)

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -68,10 +69,10 @@ class Tenants:
         self.rooms = Rooms(budget(limit_bytes, num_threads) if adapt else None, prefixes)
         self._errands = itertools.count(1)
 
-    def open(self, chunk: Chunk) -> Room:
-        """A room for this request."""
+    def open(self, chunk: Chunk, weight: float = 1.0) -> Room:
+        """A room for this request, of a job with this weight."""
         engine = Wanted.of(chunk.extraction).name if chunk.extraction.prefix else ""
-        return self.rooms.open(f"{chunk.job} {engine}".strip(), self._need(chunk))
+        return self.rooms.open(f"{chunk.job} {engine}".strip(), replace(self._need(chunk), weight=weight))
 
     def errand(self, what: str, num_bytes: int, rows: int = 1, row_bytes: int = 0) -> Room:
         """A room for work in a child, or for a moment: so many bytes, and more for up to so many rows if there are."""
@@ -84,7 +85,14 @@ class Tenants:
         return self.errand(what, CHILD_BYTES + model, rows, ROW_BYTES)
 
     def enter(
-        self, chunk: Chunk, room: Room, start: Start, while_: While, pause_s: float, abandoned: Callable[[], bool]
+        self,
+        chunk: Chunk,
+        room: Room,
+        start: Start,
+        while_: While,
+        pause_s: float,
+        abandoned: Callable[[], bool],
+        weight: float = 1.0,
     ) -> Generator[tuple[int, int] | None, None, Engine | None]:
         """Says when to give a sign of life, with the place in the queue, until the room is in and its engine loaded.
 
@@ -98,14 +106,14 @@ class Tenants:
             wanted = Wanted.of(want)
             engine: Engine | None = self._prefixes.ready(wanted)
             if engine is None:
-                room.needs(self._to_prepare(chunk))
+                room.needs(replace(self._to_prepare(chunk), weight=weight))
                 if not room.is_in:
                     continue
                 loading = start(partial(self._prefixes.engine, wanted, room.granted_bytes))
                 for _ in while_(loading):
                     yield None
                 engine = loading.result()
-            room.needs(self._need(chunk), measured=True)
+            room.needs(replace(self._need(chunk), weight=weight), measured=True)
             if room.is_in:
                 return engine
             engine = None  # not held while others may need its memory
