@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -113,3 +114,28 @@ def test_a_trainer_that_knows_nothing_of_waiting_reads_it_as_no_bad_samples():
     assert wire.unpack_waiting(said) == (2, 3)
     assert wire.unpack_waiting(b'{"bad": []}') is None
     assert wire.pack_waiting(None) == b""
+
+
+def test_however_many_requests_wait_for_an_engine_one_thread_loads_it(node, client, upload, build, chunk_of, never):
+    chunk, go_on, load, calls = chunk_of(prefix=upload(build.model())), threading.Event(), node._prefixes.engine, []
+
+    def slowly(*args):
+        calls.append(args)
+        assert go_on.wait(60)
+        return load(*args)
+
+    node._prefixes.engine = slowly
+    waiting, submit = threading.Semaphore(0), node._tenants._load
+
+    def noted(*args):
+        waiting.release()
+        return submit(*args)
+
+    node._tenants._load = noted
+    with ThreadPoolExecutor(4) as pool:
+        replies = [pool.submit(client.rows, chunk, never) for _ in range(4)]
+        for _ in range(4):
+            assert waiting.acquire(timeout=60)
+        go_on.set()
+        assert all(reply.result(60).good.all() for reply in replies)
+    assert len(calls) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -68,6 +69,8 @@ class Tenants:
         self._num_threads = num_threads
         self.rooms = Rooms(budget(limit_bytes, num_threads) if adapt else None, prefixes)
         self._errands = itertools.count(1)
+        self._lock = threading.Lock()
+        self._loading: dict[Wanted, Future[Any]] = {}
 
     def open(self, chunk: Chunk, weight: float = 1.0) -> Room:
         """A room for this request, of a job with this weight."""
@@ -109,7 +112,7 @@ class Tenants:
                 room.needs(replace(self._to_prepare(chunk), weight=weight))
                 if not room.is_in:
                     continue
-                loading = start(partial(self._prefixes.engine, wanted, room.granted_bytes))
+                loading = self._load(wanted, room.granted_bytes, start)
                 for _ in while_(loading):
                     yield None
                 engine = loading.result()
@@ -117,6 +120,15 @@ class Tenants:
             if room.is_in:
                 return engine
             engine = None  # not held while others may need its memory
+
+    def _load(self, wanted: Wanted, granted_bytes: int | None, start: Start) -> Future[Any]:
+        """The engine to come: one thread loads it, however many requests wait for it."""
+        with self._lock:
+            loading = self._loading.get(wanted)
+            if loading is None or loading.done():
+                loading = self._loading[wanted] = start(partial(self._prefixes.engine, wanted, granted_bytes))
+                self._loading = {each: coming for each, coming in self._loading.items() if not coming.done()}
+            return loading
 
     def wait(self, room: Room, pause_s: float, abandoned: Callable[[], bool]) -> Iterator[tuple[int, int] | None]:
         """Says when to give a sign of life, with the place in the queue, until the room is in."""
