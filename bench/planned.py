@@ -17,6 +17,7 @@ from headwater.core.share import more_ahead
 
 BATCH = 16
 SKIP_ROWS = 48  # in the beginning, whose chunks wait for each other
+SKIP_SHARED_ROWS = 240  # the same where both sides work
 
 
 class Trainer:
@@ -74,7 +75,8 @@ class Trainer:
         rows_before = seen = counts.num_rows
         skip = max(1, SKIP_ROWS // job.plan.chunk_rows)
         if job.plan.host_share:  # what is asked for at once: both sides begin with nothing, and not at the same pace
-            skip = max(skip, 2 * job.plan.prefetch + more_ahead(job.plan.host_share))
+            asked = 2 * job.plan.prefetch + more_ahead(job.plan.host_share)
+            skip = max(skip, min(asked, SKIP_SHARED_ROWS // job.plan.chunk_rows))
         batches = iter(job.loader)
         for x, y in batches:
             loss = cross_entropy(job.model(x), y)
