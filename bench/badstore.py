@@ -20,20 +20,21 @@ ERRORS = {
 }
 MODES = (GOOD, "slow", "half", "flip", *ERRORS)
 _MOST_HEAD = 64 << 10
+_UP_WITHIN_S = 20.0
 
 
 class BadStore:
     """Listens at `listen` for requests to the store at `store`; both are (address, port)."""
 
     def __init__(self, listen: tuple[str, int], store: tuple[str, int], seed: int) -> None:
-        self._store = tuple(store)
+        self._store = store
         self._random = random.Random(seed)
         self._mode = GOOD
         self._num_spoiled = 0
-        self._loop = asyncio.new_event_loop()
-        ready = threading.Event()
-        threading.Thread(target=self._run, args=(tuple(listen), ready), daemon=True).start()
-        if not ready.wait(20):
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(*listen)), daemon=True)
+        self._thread.start()
+        if not self._ready.wait(_UP_WITHIN_S):
             raise OSError(f"can't listen at {listen}")
 
     def __call__(self, mode: str) -> int:
@@ -42,17 +43,23 @@ class BadStore:
         self._mode = mode
         return self._num_spoiled
 
-    def _run(self, listen: tuple[str, int], ready: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(asyncio.start_server(self._serve, *listen, limit=_MOST_HEAD))
-        ready.set()
-        self._loop.run_forever()
+    def close(self) -> None:
+        """Hang up on everybody."""
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+    async def _run(self, host: str, port: int) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._serve, host, port, limit=_MOST_HEAD)
+        self._ready.set()
+        await self._over.wait()
+        server.close()
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """One connection, and one of its own to the store."""
         to_store = None
         try:
-            store, to_store = await asyncio.open_connection(*self._store, limit=_MOST_HEAD)
+            store, to_store = await asyncio.open_connection(self._store[0], self._store[1], limit=_MOST_HEAD)
             while await self._pass_on(client, to_client, store, to_store):
                 pass
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):

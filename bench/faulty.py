@@ -35,11 +35,14 @@ class Trainer:
     def __init__(self, num_classes: int) -> None:
         torch.set_num_threads(1)
         self._model = pictures.lite0(num_classes)
-        self._head = self._model._fc
-        assert isinstance(self._head, torch.nn.Linear)
+        head = self._model._fc
+        assert isinstance(head, torch.nn.Linear)
+        self._head = head
         self._start = {name: value.clone() for name, value in self._head.state_dict().items()}
         self._jobs: dict[str, hw.Job] = {}
         self._plan: Plan | None = None
+        self._ids: list[int] = []
+        self._losses: list[float] = []
         self._forget()
 
     def __call__(self, do: str, **arguments: Any) -> Any:
@@ -92,8 +95,7 @@ class Trainer:
     def _forget(self) -> None:
         self._head.load_state_dict(self._start)
         self._optimizer = torch.optim.SGD(self._head.parameters(), lr=0.01, momentum=0.9)
-        self._ids: list[int] = []
-        self._losses: list[float] = []
+        self._ids, self._losses = [], []
 
     def _go(self, name: str, checkpoint: str) -> dict[str, Any]:
         job, begin, stopped = self._jobs[name], time.perf_counter(), ""

@@ -81,10 +81,10 @@ class Scene:
 
     def start(self, name: str) -> None:
         """A node, where it was before."""
-        options = ("--tokens", str(self._tokens), "--tls-cert", f"{self._scratch}/node.pem", "--tls-key",
-                   f"{self._scratch}/node.key", "--threads", "1")  # fmt: skip
+        options = ["--tokens", str(self._tokens), "--tls-cert", f"{self._scratch}/node.pem", "--tls-key",
+                   f"{self._scratch}/node.key", "--threads", "1"]  # fmt: skip
         if name == CACHED:
-            options += ("--cache-size", str(CACHE_BYTES), "--cache-dir", str(self.rows))
+            options += ["--cache-size", str(CACHE_BYTES), "--cache-dir", str(self.rows)]
             self._num_damaged = 0
         self.nodes[name] = self.up.start_node(name, [f"s3://{BUCKET}"], options=options, env=self._env)
 
