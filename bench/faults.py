@@ -31,6 +31,7 @@ from bench.scene import RIG, Scene
 SEED = 20
 EARLIEST, LATEST = 0.05, 0.8  # of an undisturbed epoch: when a fault strikes
 EVERY = 10  # runs, there is an undisturbed one
+KILLED = "exit code -9"
 MAX_STOPS = 5  # of one epoch, before it is given up
 FULL, QUICK = (640, 20, 3), (240, 2, 1)  # pictures, runs of each fault, epochs that take turns
 
@@ -84,8 +85,12 @@ class Bench:
 
     def run(self, fault: Fault, number: int) -> Run:
         """One epoch with the fault at a random moment; afterwards all is whole."""
-        scene, epoch = self._scene, number % self._num_epochs
-        typical_s = statistics.median(self.undisturbed_s[fault.job])
+        while (run := self._try(fault, number % self._num_epochs)) is None:
+            pass  # it was over before
+        return run
+
+    def _try(self, fault: Fault, epoch: int) -> Run | None:
+        scene, typical_s = self._scene, statistics.median(self.undisturbed_s[fault.job][-5:])
         moment_s = typical_s * scene.random.uniform(EARLIEST, LATEST)
         fault.prepare(scene)
         scene.checkpoint.unlink(missing_ok=True)
@@ -96,13 +101,15 @@ class Bench:
             going = pool.submit(scene.ask, "epoch", fault.job, epoch=epoch, **options)
             going.add_done_callback(lambda _: over.append(time.monotonic()))
             time.sleep(moment_s)
+            if going.done():
+                return None
             try:
                 fault.strike(scene)
                 if fault.kills_trainer:
                     scene.replace_trainer()
                 found = going.result()  # it may have been over before what struck was
-            except RigError:
-                if not fault.kills_trainer:
+            except RigError as error:
+                if not fault.kills_trainer or KILLED not in str(error):
                     raise
                 found = scene.ask("resume", fault.job, checkpoint=str(scene.checkpoint))
                 if not found["begun"]:

@@ -15,8 +15,9 @@ from pathlib import Path
 from bench.rig import cgroups, network
 
 _MARK = "HEADWATER_BENCH_MARK"  # in the environment of all that is started meanwhile
-_NAMES = ("headwater", "seaweedfs")  # temporary files of all others go to a folder of the benchmark's own
-_OWNED = re.compile(r"headwater-(?:rig|child)-(\d+)-")
+# What the benchmark itself and its store make; temporary files of all others go to a folder of the benchmark's own.
+_NAMES = ("headwater-rig-", "headwater-bench-", "seaweedfs-")
+_OWNED = re.compile(r"headwater-rig-(\d+)-")
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 
 
