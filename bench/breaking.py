@@ -66,6 +66,11 @@ def spoil(mode: str, scene: Scene) -> None:
     scene.answer(GOOD)
 
 
+def make_room(scene: Scene) -> None:
+    scene.count_full()
+    scene.free_disk()
+
+
 def flip(scene: Scene) -> None:
     scene.flip_bits(FLIPS)
 
@@ -93,5 +98,5 @@ FAULTS = (
           lambda scene: scene.answer(GOOD), job="packed", stops=True),
     Fault("bit flips in the cache, in use", flip, Scene.count_damaged, job="cached"),
     Fault("bit flips in the cache, then a restart", flip_and_restart, Scene.count_damaged, job="cached"),
-    Fault("cache disk full", Scene.fill_disk, Scene.free_disk, Scene.empty_cache, job="cold"),
+    Fault("cache disk full", Scene.fill_disk, make_room, Scene.empty_cache, job="cold"),
 )  # fmt: skip

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from bench import traces
 from bench.breaking import FAULTS, Fault
+from bench.faulty import ENGINE
 from bench.result import Result
 from bench.rig import RigError, RigUp
 from bench.scene import RIG, Scene
@@ -196,8 +197,8 @@ def result(runs: dict[str, list[Run]], bench: Bench, left: list[str], what: str,
         goals={"runs": "2" if quick else "≥ 20", "rows_lost": "0", "rows_doubled": "0", "max_loss_diff": "≤ 1e-5",
                "leftovers": "0", "out_of_order": "0", "wrong_stops": "0"},
         cases=cases,
-        bound=f"two undisturbed runs differ by up to {bench.noise:.1e} in the loss: nodes batch as rows come. An "
-        f"undisturbed epoch takes {typical_s:.1f} s",
+        bound=f"two undisturbed runs differ by up to {bench.noise:.1e} in the loss; an undisturbed epoch takes "
+        f"{typical_s:.1f} s",
         limited_by=f"most time is lost with: {slowest['fault']} ({slowest['time_lost_s']:.1f} s)",
         notes=[
             f"{what}, 96 px, EfficientNet-lite0 with its real weights, a new head trained by SGD, rows as fp32; three "
@@ -210,7 +211,10 @@ def result(runs: dict[str, list[Run]], bench: Bench, left: list[str], what: str,
             "first is for a person, and of the second no copy is known to be right",
             "bit flips in shards: each object that comes from the store has a flipped bit until the job stops; noticed "
             "by checksums, no wrong pixel reaches the model",
-            "hits: answers of the store that were spoiled, or kept rows that a node found damaged and made again",
+            "hits: answers of the store that were spoiled, kept rows that a node found damaged and made again, or runs "
+            "in which its cache met the full disk",
+            f"all nodes run the prefix on {ENGINE}: left to themselves they may choose different engines, and then two "
+            "undisturbed runs differ by what engines do to the last bits, since who makes a row is chance",
             *(f"left over: {each}" for each in left),
         ],
         draw=lambda path: draw(cases, path),

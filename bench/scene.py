@@ -36,6 +36,7 @@ DISK_BYTES, CACHE_BYTES = 16 << 20, 8 << 20
 JOBS = {"pictures": ("plain", NODES), "packed": ("packed", NODES), "cached": ("plain", (CACHED,)),
         "cold": ("plain", (CACHED,))}  # fmt: skip
 _PROXY_PORT = 9000
+_NO_ROOM = "no rows are kept on disk from now on"
 RIG = Rig(
     storage=tuple(Host(name, cores=(0,)) for name in (*NODES, CACHED)),
     trainers=(Host("trainer", cores=(1,)),),
@@ -49,7 +50,8 @@ class Scene:
     def __init__(self, up: RigUp, scratch: Path, stack: ExitStack, num_pictures: int, seed: int) -> None:
         self.up, self._scratch, self._stack = up, scratch, stack
         self.random = random.Random(seed)
-        self.num_hits = 0  # answers of the store that were spoiled, and kept rows that were found damaged
+        # Answers of the store that were spoiled, kept rows that were found damaged, caches that met a full disk.
+        self.num_hits = 0
         self._num_spoiled = self._num_damaged = 0
         self.nodes: dict[str, Node] = {}
         self._opened: set[str] = set()
@@ -140,6 +142,10 @@ class Scene:
                 os.pwrite(file, bytes([old[0] ^ 1 << self.random.randrange(8)]), place)
             finally:
                 os.close(file)
+
+    def count_full(self) -> None:
+        """Whether the node has met the full disk, of which it says one line."""
+        self.num_hits += _NO_ROOM in self.nodes[CACHED].log.read_text(errors="replace")
 
     def count_damaged(self) -> None:
         damaged = int(self.trainer.ask(do="damaged", name="cached", address=self.nodes[CACHED].address))

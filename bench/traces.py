@@ -49,8 +49,7 @@ def look(mark: str) -> Traces:
     What belongs to a living process without the mark is not ours: another benchmark or test may run beside this one.
     """
     found = set[tuple[str, str]]()
-    for pid in _processes(mark):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    for pid, command in _processes(mark).items():
         found |= {("process", f"{pid} {command}"), *(("port", f"{port} of {pid}") for port in _ports(pid))}
     made = [("namespace", each) for each in network.found()]
     made += [("control group", str(path)) for path in cgroups.found()]
@@ -71,13 +70,15 @@ def locks_held(folder: Path) -> list[str]:
     return held
 
 
-def _processes(mark: str) -> list[int]:
-    wanted, found = f"{_MARK}={mark}".encode(), []
+def _processes(mark: str) -> dict[int, str]:
+    """By their ids, their commands."""
+    wanted, found = f"{_MARK}={mark}".encode(), dict[int, str]()
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with contextlib.suppress(OSError):  # ended meanwhile
                 if wanted in (path / "environ").read_bytes().split(b"\0"):
-                    found.append(int(path.name))
+                    command = (path / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(path.name)] = command.decode(errors="replace").strip()
     return found
 
 
