@@ -20,6 +20,8 @@ BENCHMARKS = {
     "engine": "a prefix on one core, in the engine and precision that a node chooses, against eager PyTorch",
     "offload": "training over links of 2 to 1000 Mbit/s against the best plain loop, other loaders, and the bound",
     "tenants": "eight jobs on a node with too little memory: do all finish, how fairly, and how fast; 1 to 10 jobs",
+    "faults": "kills, cut links, a failing store, full disks, flipped bits: rows lost or doubled, loss, time lost",
+    "soak": "many short epochs with tenants that come and go: does the memory of node and trainer stay flat?",
     "pack": "rows/s of a node on one core from packed shards against JPEGs, and against the engine alone",
 }
 

@@ -13,7 +13,7 @@ from bench.rig.description import RigError
 from bench.rig.python import python
 
 UP_WITHIN_S = 120.0  # 2 s on a whole core; a host may have a fiftieth of one
-_ADDRESS = re.compile(r"grpc://[\w.]+:\d+")
+_ADDRESS = re.compile(r"grpc(\+tls)?://[\w.]+:\d+")
 
 
 @dataclass(frozen=True)

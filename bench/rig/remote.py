@@ -51,6 +51,11 @@ class Remote:
             self._process.kill()
             self._process.wait()
 
+    def kill(self) -> None:
+        """End the process as a crash does (kill -9); who waits for an answer gets a RigError."""
+        self._process.kill()
+        self._process.wait()
+
     def __enter__(self) -> Remote:
         return self
 

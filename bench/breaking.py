@@ -1,0 +1,102 @@
+"""The faults of `bench faults`. Owns what strikes in the middle of an epoch, and what is mended afterwards.
+
+A fault that outlasts the epoch, or stops it, is mended by `mend`; one that passes by itself is over when `strike`
+returns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from bench.badstore import GOOD
+from bench.scene import CACHED, NODES, Scene
+
+LINK_S = 5.0
+STORE_S = 2.0
+SLOW_CPU = 0.033  # a tenth of what it has while three nodes share a core
+FLIPS = 8
+
+
+def nothing(scene: Scene) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    strike: Callable[[Scene], None]
+    mend: Callable[[Scene], None] = nothing
+    prepare: Callable[[Scene], None] = nothing  # before the epoch
+    job: str = "pictures"
+    stops: bool = False  # is it right that the job stops, with a reason, and goes on when it is told to?
+    kills_trainer: bool = False
+
+
+def restart_one(scene: Scene) -> None:
+    scene.restart(scene.random.choice(NODES))
+
+
+def restart_all(scene: Scene) -> None:
+    scene.restart(*NODES)
+
+
+def cut_link(host: str | None, scene: Scene) -> None:
+    """Of this host, or of any node."""
+    host = host or scene.random.choice(NODES)
+    scene.up.link_down(host)
+    time.sleep(LINK_S)
+    scene.up.link_up(host)
+
+
+def slow_down(scene: Scene) -> None:
+    scene.up.set_cpu(scene.random.choice(NODES), SLOW_CPU)
+
+
+def full_speed(scene: Scene) -> None:
+    for name in NODES:
+        scene.up.set_cpu(name, 1.0)
+
+
+def spoil(mode: str, scene: Scene) -> None:
+    scene.answer(mode)
+    time.sleep(STORE_S)
+    scene.answer(GOOD)
+
+
+def make_room(scene: Scene) -> None:
+    scene.count_full()
+    scene.free_disk()
+
+
+def flip(scene: Scene) -> None:
+    scene.flip_bits(FLIPS)
+
+
+def flip_and_restart(scene: Scene) -> None:
+    """Its files are read anew, with what was flipped in them since they were written."""
+    scene.flip_bits(FLIPS)
+    scene.restart(CACHED)
+
+
+FAULTS = (
+    Fault("one of three nodes killed and restarted", restart_one),
+    Fault("all nodes killed and restarted", restart_all),
+    Fault("trainer killed, another resumes", nothing, kills_trainer=True),
+    Fault("link of a node down for 5 s", partial(cut_link, None)),
+    Fault("link of the trainer down for 5 s", partial(cut_link, "trainer")),
+    Fault("a node at a tenth of its speed", slow_down, full_speed),
+    Fault("store answers 500 for 2 s", partial(spoil, "500")),
+    Fault("store answers 503 for 2 s", partial(spoil, "503")),
+    Fault("store answers 1.5 s late for 2 s", partial(spoil, "slow")),
+    Fault("store sends half of each body for 2 s", partial(spoil, "half")),
+    Fault("store says the credentials expired for 2 s", partial(spoil, "expired")),
+    Fault("the trainer's token expires; renewed", Scene.expire, Scene.renew, stops=True),
+    Fault("bit flips in shards from the store; repaired", lambda scene: scene.answer("flip"),
+          lambda scene: scene.answer(GOOD), job="packed", stops=True),
+    Fault("bit flips in the cache, in use", flip, Scene.count_damaged, job="cached"),
+    Fault("bit flips in the cache, then a restart", flip_and_restart, Scene.count_damaged, job="cached"),
+    Fault("cache disk full", Scene.fill_disk, make_room, Scene.empty_cache, job="cold"),
+)  # fmt: skip
