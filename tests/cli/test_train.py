@@ -14,7 +14,7 @@ from headwater.cli.jobfile import read_job
 from headwater.cli.train import _CtrlC, run
 from headwater.errors import ConfigError
 
-EPOCHS = 8
+EPOCHS = 4
 LONG = {"epochs": EPOCHS, "batch_size": 2, "checkpoint_every": 1, "lr": 0.01}
 PIXEL_BYTES = 3 * 32 * 32
 
