@@ -76,9 +76,14 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     faulthandler.dump_traceback_later(_GRACE_S, exit=True, file=item.config.stash[_TERMINAL])
 
 
+# The folders with the longest files, longest first.
+_LONG = ("rig", "train", "cli", "node", "equivalence", "faults", "fuzz")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that take longest come first: at the end, one of two workers would run them while the other is done."""
-    items.sort(key=lambda item: "rig" not in item.path.parts)
+    places = {name: place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +114,18 @@ class Weed:
     def bucket(self) -> str:
         """A name that no other test uses; the bucket appears with its first object."""
         return f"t-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs measure their machines once and for a moment only: for tests of something else than what is found."""
+    from headwater.train import measure, reads
+    from headwater.train.client import NodeClient
+
+    monkeypatch.setattr(reads, "FETCH_AT_LEAST_S", 0.25)
+    monkeypatch.setattr(measure, "LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(measure, "MOMENT_S", 0.0)
+    monkeypatch.setattr(NodeClient.measure_link, "__defaults__", (0.1,))
 
 
 def _free_ports(count: int) -> list[int]:

@@ -6,6 +6,9 @@ import sys
 import textwrap
 
 import pytest
+from typer.testing import CliRunner
+
+from headwater.cli import typer_app
 
 MODULE = """
 import torch
@@ -23,10 +26,14 @@ def not_a_model():
 def explodes():
     raise ValueError("no weights here")
 """
+# For runs that are about something else: nothing is measured and planned, which takes longer than all the rest.
+PLANNED = '[plan]\ncut = "0"'
 
 
 class Command:
     """headwater ARGS, run in `folder` with its modules on the path."""
+
+    planned = PLANNED
 
     def __init__(self, folder):
         self.folder = folder
@@ -49,6 +56,12 @@ class Command:
                 process.kill()
                 raise
         return process
+
+    def here(self, *args):
+        """The same in this process, which saves the import of torch; raises what the command raises."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(self.folder))
+            return CliRunner().invoke(typer_app, [*map(str, args)], catch_exceptions=False, env={"COLUMNS": "200"})
 
     def job(self, name, data, extra="", **train):
         settings = "\n".join(f"{key} = {value}" for key, value in {"epochs": 1, "batch_size": 4, **train}.items())

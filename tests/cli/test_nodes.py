@@ -26,17 +26,19 @@ def test_a_working_node_shows_rows_and_busy_stages(pictures, start_node):
     model = hw.freeze(
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)), until="3"
     )
-    ended = threading.Event()
+    began, ended = threading.Event(), threading.Event()
 
     def train():
         with hw.near(model, pictures, transforms=TRANSFORMS, nodes=[node.address], plan=None) as job, torch.no_grad():
             while not ended.is_set():
                 for x, _ in job.loader:
                     job.model(x)
+                    began.set()
 
     worker = threading.Thread(target=train)
     worker.start()
     try:
+        began.wait(60)  # nobody need ask before
         for _ in range(20):
             result = run(node.address, "--seconds", "0.5", "--json")
             (seen,) = json.loads(result.stdout)

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,13 +87,13 @@ def test_a_bad_picture_stops_it_or_is_left_out(pictures, tmp_path):
 
 def test_a_job_trains_on_its_packed_set_as_on_its_pictures(command, pictures, tmp_path):
     target = tmp_path / "packed"
-    job = command.job("plain", pictures, epochs=2)
+    job = command.job("plain", pictures, command.planned, epochs=2)
     done = command("pack", "--job", job, target)
     assert done.returncode == 0, done.err
     found = []
     for name, data in (("plain", pictures), ("packed", target)):
-        done = command("train", command.job(name, data, epochs=2))
-        assert done.returncode == 0, done.err
+        done = command.here("train", command.job(name, data, command.planned, epochs=2))
+        assert done.exit_code == 0, done.output
         lines = [json.loads(line) for line in (command.folder / name / "metrics.jsonl").read_text().splitlines()]
         found.append(([line["loss"] for line in lines], torch.load(command.folder / name / "model.pt")))
     (losses, model), (ours, trained) = found
@@ -111,11 +110,21 @@ def _wait_for_shards(process, target, count):
         time.sleep(0.005)
 
 
+SETTINGS = ("--resize", 256, "--crop", 224, "--shard-size", 0.5, "--threads", 1)
+
+
+@pytest.fixture(scope="module")
+def whole(large, tmp_path_factory):
+    """The set that a pack makes which nobody disturbs."""
+    target = tmp_path_factory.mktemp("whole") / "packed"
+    assert run(large, target, *SETTINGS).exit_code == 0
+    return target
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_pack_that_is_killed_goes_on_where_it_stood(command, large, tmp_path, number):
+def test_a_pack_that_is_killed_goes_on_where_it_stood(command, large, whole, tmp_path, number):
     target = tmp_path / "packed"
-    args = ("pack", large, target, "--resize", 256, "--crop", 224, "--shard-size", 0.5, "--threads", 1)
-    with command.start(*args) as process:
+    with command.start("pack", large, target, *SETTINGS) as process:
         _wait_for_shards(process, target, 3)
         os.kill(process.pid, number)
         out, err = process.communicate(timeout=60)
@@ -127,14 +136,12 @@ def test_a_pack_that_is_killed_goes_on_where_it_stood(command, large, tmp_path, 
     with pytest.raises(DataError, match="not finished"):
         list_samples(str(target))
     before = {path.name: path.stat().st_mtime_ns for path in (target / "shards").glob("*.hws")}
-    done = command(*args)
-    assert done.returncode == 0, done.err
-    assert "shards kept" in done.out
+    done = run(large, target, *SETTINGS)
+    assert done.exit_code == 0, done.output
+    assert "shards kept" in done.output
     after = {path.name: path.stat().st_mtime_ns for path in (target / "shards").iterdir()}
     assert sum(after[name] == at for name, at in before.items()) >= 3
     assert sorted(path.name for path in target.iterdir() if path.is_file()) == ["index.parquet", "manifest.json"]
     assert verify_set(str(target)) == []
-    whole = tmp_path / "whole"
-    assert command("pack", large, whole, *args[3:]).returncode == 0
-    for path in (Path(whole) / "shards").iterdir():
+    for path in (whole / "shards").iterdir():
         assert path.read_bytes() == (target / "shards" / path.name).read_bytes()

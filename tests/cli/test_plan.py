@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from headwater.core.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("moments")
 
 
 def test_a_plan_is_shown_written_and_drawn(command, pictures, tmp_path):
@@ -32,8 +36,8 @@ def test_power_is_given_whole_or_not_at_all(command, pictures):
 
 
 def test_as_json_it_has_the_plan_and_every_estimate(command, pictures):
-    done = command("plan", command.job("as-json", pictures, epochs=1), "--json")
-    found = json.loads(done.out.splitlines()[-1])
+    done = command.here("plan", command.job("as-json", pictures, epochs=1), "--json")
+    found = json.loads(done.stdout.splitlines()[-1])
     assert Plan.from_json(found["plan"])
     assert len(found["estimates"]) >= 2
     assert all(each["estimated"]["samples_per_s"] > 0 for each in found["estimates"])

@@ -2,7 +2,12 @@
 
 import json
 
+import pytest
+
 from headwater.core.profile import Profile
+from headwater.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("moments")
 
 
 def test_a_profile_is_shown_written_and_planned_from(command, pictures, tmp_path):
@@ -14,13 +19,12 @@ def test_a_profile_is_shown_written_and_planned_from(command, pictures, tmp_path
     kept = Profile.loads((tmp_path / "profile.json").read_text())
     with job.open("a") as file:
         file.write(f"\n[plan]\nprofile = '{tmp_path / 'profile.json'}'\n")
-    assert command("plan", job).returncode == 0
+    assert command.here("plan", job).exit_code == 0
 
     other = kept.to_json()
     other["key"]["model"], other["measured_at"] = "another", 0.0
     (tmp_path / "profile.json").write_text(json.dumps(other))
-    refused = command("plan", job)
-    assert refused.returncode == 1
-    assert "measured for the model 'another'" in refused.err
-    assert "days old" in refused.err
-    assert "headwater profile" in refused.err
+    with pytest.raises(ConfigError) as refused:
+        command.here("plan", job)
+    for part in ("measured for the model 'another'", "days old", "headwater profile"):
+        assert part in str(refused.value)

@@ -14,7 +14,7 @@ from headwater.cli.jobfile import read_job
 from headwater.cli.train import _CtrlC, run
 from headwater.errors import ConfigError
 
-EPOCHS = 8
+EPOCHS = 4
 LONG = {"epochs": EPOCHS, "batch_size": 2, "checkpoint_every": 1, "lr": 0.01}
 PIXEL_BYTES = 3 * 32 * 32
 
@@ -56,7 +56,7 @@ def test_an_earlier_run_is_not_overwritten(command, undisturbed):
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_nothing_else_and_resume_ends_the_same(command, pictures, undisturbed):
-    job, output = command.job("stopped", pictures, **LONG), command.folder / "stopped"
+    job, output = command.job("stopped", pictures, command.planned, **LONG), command.folder / "stopped"
     with command.start("train", job) as process:
         deadline = time.monotonic() + 100
         while not (output / "checkpoint.pt").exists():
@@ -92,12 +92,13 @@ def test_a_damaged_checkpoint_is_a_plain_error(command, pictures, monkeypatch):
     (command.folder / "torn").mkdir()
     (command.folder / "torn" / "checkpoint.pt").write_bytes(b"torn")
     with pytest.raises(ConfigError, match=r"checkpoint\.pt can't be used with this job"):
-        run(read_job(command.job("torn", pictures)), resume=True)
+        run(read_job(command.job("torn", pictures, command.planned)), resume=True)
 
 
 def test_validation_is_measured_after_each_epoch(command, pictures, monkeypatch):
     monkeypatch.syspath_prepend(str(command.folder))
-    run(read_job(command.job("validated", pictures, extra=f'validation = "{pictures}"')), resume=False)
+    job = command.job("validated", pictures, f'validation = "{pictures}"\n{command.planned}')
+    run(read_job(job), resume=False)
     line = json.loads((command.folder / "validated" / "metrics.jsonl").read_text())
     assert 0 <= line["accuracy"] <= 1
 
@@ -106,8 +107,9 @@ def test_validation_with_other_classes_is_refused_before_the_first_step(command,
     """Class b would be label 0 there and 1 in training."""
     monkeypatch.syspath_prepend(str(command.folder))
     shutil.copytree(pictures / "b", tmp_path / "b")
+    job = command.job("other", pictures, f'validation = "{tmp_path}"\n{command.planned}')
     with pytest.raises(ConfigError, match="its class 0 is 'b', and 'a' in the training data"):
-        run(read_job(command.job("other", pictures, extra=f'validation = "{tmp_path}"')), resume=False)
+        run(read_job(job), resume=False)
     assert not (command.folder / "other").exists()
 
 

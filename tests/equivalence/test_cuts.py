@@ -1,6 +1,7 @@
 """Any legal cut equals no cut: the same outputs, the same gradients, the same weights after training.
 
-Models have random weights and small inputs. Sampled cuts run always; `-m slow` runs every cut of every model.
+Models have random weights and small inputs. Sampled cuts of one model of each family run always; `-m slow` runs every
+cut of every model.
 """
 
 from __future__ import annotations
@@ -244,8 +245,9 @@ def trainable_behind(it: Subject) -> list[Cut]:
     return [cut for cut in it.legal if cut.prefix_params < it.legal[-1].prefix_params]
 
 
-# The largest only in the full sweep, which has all of these for it.
-MOST = [pytest.param(name, marks=[pytest.mark.slow] if name == "DenseNet121" else []) for name in MODELS]
+# The full sweep has all of these for the larger ones of a family, too.
+LARGER = ("VGG11", "VGG19", "ResNet50", "DenseNet121")
+MOST = [pytest.param(name, marks=[pytest.mark.slow] if name in LARGER else []) for name in MODELS]
 
 
 @pytest.mark.parametrize("name", MOST)
@@ -270,7 +272,7 @@ def test_the_onnx_prefix_gives_what_the_torch_prefix_gives(name: str, tmp_path: 
     ("name", "cut", "count"),
     [
         ("ResNet18", "layer2.0.bn2", 2),
-        ("DenseNet121", "features.denseblock1.denselayer3.conv1", 4),
+        pytest.param("DenseNet121", "features.denseblock1.denselayer3.conv1", 4, marks=pytest.mark.slow),
         ("BERT", "encoder.layer.1", 2),
     ],
 )

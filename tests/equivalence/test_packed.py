@@ -23,6 +23,8 @@ TRANSFORMS = Transforms(
 )
 BATCH, SEED = 8, 3
 
+pytestmark = pytest.mark.usefixtures("moments")
+
 
 @pytest.fixture(scope="module")
 def packed(pictures, tmp_path_factory):

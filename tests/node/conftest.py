@@ -1,6 +1,7 @@
 """A node in this process, and a prefix that is made without torch."""
 
 import hashlib
+import shutil
 import threading
 
 import onnx
@@ -65,10 +66,31 @@ def state(tmp_path):
     return tmp_path / "state"
 
 
+@pytest.fixture(scope="session")
+def records(tmp_path_factory):
+    """What nodes of this session have found out about engines."""
+    return tmp_path_factory.mktemp("records")
+
+
 @pytest.fixture
-def node(pictures, state):
-    """A node over the pictures; every test has its own, with an empty state."""
-    node = Node("grpc://127.0.0.1:0", (str(pictures),), state=state, num_threads=2, max_upload_bytes=1_000_000)
+def tried_before(records, state):
+    """Engines that an earlier test tried with the same prefix are not tried again, as on a node that is restarted."""
+    shutil.copytree(records, state / "tuning")
+    yield
+    shutil.copytree(state / "tuning", records, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def is_wary():
+    """Uploads are tried in a process of their own; files that are not about uploads say otherwise."""
+    return True
+
+
+@pytest.fixture
+def node(pictures, state, tried_before, is_wary):
+    """A node over the pictures; every test has its own, with no prefix yet."""
+    node = Node("grpc://127.0.0.1:0", (str(pictures),), state=state, num_threads=2, max_upload_bytes=1_000_000,
+                is_wary=is_wary)  # fmt: skip
     yield node
     node.stop(5)
 

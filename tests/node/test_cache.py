@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def start(pictures, state, folder):
+def start(pictures, state, folder, tried_before):
     """start(): a node that keeps rows, and a client of it; the one before is stopped."""
     running = []
 
@@ -49,7 +49,8 @@ def start(pictures, state, folder):
 
     def start(budget=10**7, where=folder):
         stop()
-        node = Node("grpc://127.0.0.1:0", (str(pictures),), state=state, num_threads=2, cache=Cache(where, budget))
+        node = Node("grpc://127.0.0.1:0", (str(pictures),), state=state, num_threads=2, cache=Cache(where, budget),
+                    is_wary=False)  # fmt: skip
         client = NodeClient(f"grpc://127.0.0.1:{node.port}")
         running.append((client, node))
         return node, client

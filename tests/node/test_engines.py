@@ -33,7 +33,7 @@ FAMILIES = {
     "ViT": ("timm", "vit_tiny_patch16_224"),
     "ConvNeXt": ("timm", "convnext_atto"),
 }
-LARGE = ("DenseNet121", "ConvNeXt")
+LARGE = ("MobileNetV3", "DenseNet121", "ConvNeXt")
 
 
 @pytest.fixture(params=ENGINES)

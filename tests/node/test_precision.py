@@ -1,5 +1,6 @@
 """An int8 prefix is calibrated on samples beside the data, keeps near fp32, and states how near."""
 
+import functools
 import json
 import threading
 from dataclasses import replace
@@ -22,6 +23,8 @@ from headwater.train.client import NodeClient
 
 TRANSFORMS = Transforms([Resize(36), CenterCrop(32), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
 
+pytestmark = pytest.mark.usefixtures("moments")
+
 
 def convolutions(build):
     """[n, 3, 8, 8] → [n, 3] by three convolutions, with outputs on the way."""
@@ -39,6 +42,11 @@ def convolutions(build):
 @pytest.fixture
 def stopped():
     return threading.Event()
+
+
+@pytest.fixture
+def is_wary():
+    return False
 
 
 @pytest.fixture
@@ -224,9 +232,14 @@ def test_too_few_pictures_leave_fp32_and_say_so(pictures, tmp_path, options):
         assert sum(len(y) for _, y in job.loader) == 10
 
 
-def near_plan(pictures, **changes):
+@functools.cache
+def plan_of(pictures):
     with hw.near(network(), pictures, transforms=TRANSFORMS, cut="0.7") as job:
-        return replace(job.plan, **changes)
+        return job.plan
+
+
+def near_plan(pictures, **changes):
+    return replace(plan_of(pictures), **changes)
 
 
 def test_a_plan_with_an_engine_or_precision_that_a_node_lacks_is_found_before_work_starts(pictures, monkeypatch):

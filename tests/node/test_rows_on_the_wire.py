@@ -47,6 +47,11 @@ def test_rows_arrive_as_they_were_sent(boundary, codec, count, seed):
 BOUNDARY = (TensorSpec("a", (2, 3), "float32"),)
 
 
+@pytest.fixture
+def is_wary():
+    return False
+
+
 def damaged(name):
     good = wire.pack_rows("raw", BOUNDARY, np.arange(4), some_rows(BOUNDARY, 4, 0))
     return {

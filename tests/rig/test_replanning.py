@@ -45,6 +45,6 @@ def test_a_link_that_drops_changes_the_plan_and_no_loss(tmp_path, can_rig):
             np.testing.assert_allclose(losses, undisturbed, rtol=1e-5)
 
             fresh.ask(what="begin")
-            rates = [(disturbed.ask(what="rate", num_steps=20), fresh.ask(what="rate", num_steps=20)) for _ in range(3)]
+            rates = [(disturbed.ask(what="rate", num_steps=12), fresh.ask(what="rate", num_steps=12)) for _ in range(3)]
             later, planned = (statistics.median(side) for side in zip(*rates, strict=True))
             assert later >= 0.75 * planned, (after["what"], fresh.ask(what="about")["what"], rates)

@@ -47,11 +47,16 @@ def network():
     return hw.freeze(nn.Sequential(nn.Sequential(*body), nn.Sequential(*head)), until="1.2")
 
 
+@pytest.fixture(scope="module")
+def node(pictures, start_node_once):
+    return start_node_once(pictures)
+
+
 @pytest.fixture
-def job(pictures, start_node):
+def job(pictures, node):
     model = network()
     captured = capture(model, (torch.zeros(2, 3, 32, 32),))
-    client = NodeClient(start_node(pictures).address)
+    client = NodeClient(node.address)
     yield captured, cuts(captured), list_samples(str(pictures)), client
     client.close()
 
@@ -62,7 +67,8 @@ def measured(job, **changes):
     return measure(captured, all_cuts, TRANSFORMS, samples, [client], **options)
 
 
-def test_every_legal_cut_gets_its_costs_in_one_pass(job):
+def test_every_legal_cut_gets_its_costs_in_one_pass(job, monkeypatch):
+    monkeypatch.setattr(measure_module, "MOMENT_S", 60.0)  # and in two moments
     found = measured(job)
     _, all_cuts, samples, _ = job
     assert profile_faults(found.profile, all_cuts) == []
@@ -138,9 +144,9 @@ def test_a_convolution_costs_where_it_is_and_not_where_what_it_is_joined_with_en
     assert min(taken["0.2"], taken["0.5"]) > max(taken["0.3"], taken["0.4"], taken["0.6"]), (taken, kernels)
 
 
-def test_an_automatic_plan_trains_and_says_why(pictures, start_node):
+def test_an_automatic_plan_trains_and_says_why(pictures, node):
     model = network()
-    with hw.near(model, pictures, transforms=TRANSFORMS, nodes=[start_node(pictures).address], plan="auto") as job:
+    with hw.near(model, pictures, transforms=TRANSFORMS, nodes=[node.address], plan="auto") as job:
         assert sum(len(y) for _, y in job.loader) == 50
         assert job.ranking is not None
         assert "limits" in job.ranking.explain()

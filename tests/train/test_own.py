@@ -33,14 +33,20 @@ def assert_same(found, expected):
 
 
 @pytest.fixture(scope="module")
+def node(pictures, start_node_once):
+    """For those who leave it alive."""
+    return start_node_once(pictures)
+
+
+@pytest.fixture(scope="module")
 def expected(pictures):
     with start(pictures, "inline") as job:
         return outputs(job)
 
 
 @pytest.mark.parametrize(("share", "cut"), [(1 / 16, "0.3"), (0.5, "input"), (15 / 16, "0.3")])
-def test_batches_are_the_same_whatever_the_share(pictures, start_node, expected, share, cut):
-    with start(pictures, [start_node(pictures).address]) as job:
+def test_batches_are_the_same_whatever_the_share(pictures, node, expected, share, cut):
+    with start(pictures, [node.address]) as job:
         job.adopt(near_plan(cut_of(job, cut), chunk_rows=2, node_batch=2, host_share=share))
         for thread in job._source._warm(job._source._carried):  # or the node would do all before it has begun
             thread.join()
@@ -49,8 +55,8 @@ def test_batches_are_the_same_whatever_the_share(pictures, start_node, expected,
     assert process.returncode is not None, "it outlives its job"
 
 
-def test_batches_are_the_same_where_the_trainer_does_all_of_it(pictures, start_node, expected):
-    with start(pictures, [start_node(pictures).address]) as job:
+def test_batches_are_the_same_where_the_trainer_does_all_of_it(pictures, node, expected):
+    with start(pictures, [node.address]) as job:
         job.adopt(here_plan(cut_of(job, "0.3"), chunk_rows=3, node_batch=3))
         before = job.counts.num_bytes
         assert_same(outputs(job), expected)
@@ -77,8 +83,8 @@ def test_whoever_is_killed_the_batches_are_the_same(pictures, start_node, expect
         assert (own_of(job) is not first) == (victim == "own"), "it is started anew, or never ended"
 
 
-def test_a_closed_one_does_not_come_back(pictures, start_node):
-    with start(pictures, [start_node(pictures).address]) as job:
+def test_a_closed_one_does_not_come_back(pictures, node):
+    with start(pictures, [node.address]) as job:
         job.adopt(near_plan(cut_of(job, "0.3"), host_share=0.5))
         own, process = job._source._own, own_of(job)
     with pytest.raises(UnreachableError, match="closed with its job"):
@@ -110,27 +116,27 @@ def test_closing_does_not_wait_for_one_that_is_being_started(pictures, monkeypat
     assert not started[0][0].is_alive
 
 
-def test_an_engine_that_is_missing_beside_the_trainer_is_said_before_any_work(pictures, start_node, monkeypatch):
-    with start(pictures, [start_node(pictures).address]) as job:
+def test_an_engine_that_is_missing_beside_the_trainer_is_said_before_any_work(pictures, node, monkeypatch):
+    with start(pictures, [node.address]) as job:
         monkeypatch.setattr(OwnNode, "hello", lambda self: {"precisions": ["fp32"], "engines": ["onnxruntime"]})
         with pytest.raises(PlanError, match="here has no engine openvino"):
             job.adopt(near_plan(cut_of(job, "0.3"), host_share=0.5, engine="openvino"))
 
 
-def test_a_job_says_what_is_done_here(pictures, start_node):
-    with start(pictures, [start_node(pictures).address]) as job:
+def test_a_job_says_what_is_done_here(pictures, node):
+    with start(pictures, [node.address]) as job:
         job.adopt(near_plan(cut_of(job, "0.3"), host_share=0.25))
         assert "25 % of the pictures are read and done here" in job.describe()
 
 
-def test_a_share_is_refused_where_the_node_is_beside_the_trainer_anyway_or_none_is_wanted(pictures, start_node):
-    for nodes, options in ((None, {}), ([start_node(pictures).address], {"share": False})):
+def test_a_share_is_refused_where_the_node_is_beside_the_trainer_anyway_or_none_is_wanted(pictures, node):
+    for nodes, options in ((None, {}), ([node.address], {"share": False})):
         with start(pictures, nodes, **options) as job, pytest.raises(PlanError, match="beside it anyway"):
             job.adopt(near_plan(cut_of(job, "0.3"), host_share=0.5))
 
 
-def test_a_share_can_be_resumed_in_the_middle(pictures, start_node, expected):
-    address = start_node(pictures).address
+def test_a_share_can_be_resumed_in_the_middle(pictures, node, expected):
+    address = node.address
     with start(pictures, [address]) as job:
         plan = near_plan(cut_of(job, "0.3"), chunk_rows=2, node_batch=2, host_share=0.5)
         job.adopt(plan)

@@ -57,11 +57,17 @@ def outputs(job, epochs=2):
         return [(job.model(x), y) for _ in range(epochs) for x, y in job.loader]
 
 
-def test_outputs_are_those_of_one_plan_however_often_it_changes(pictures, start_node):
+@pytest.fixture(scope="module")
+def node(pictures, start_node_once):
+    """For those who leave it alive."""
+    return start_node_once(pictures)
+
+
+def test_outputs_are_those_of_one_plan_however_often_it_changes(pictures, node):
     with start(pictures, "inline") as job:
         expected = outputs(job)
     found = []
-    with start(pictures, [start_node(pictures).address]) as job, torch.no_grad():
+    with start(pictures, [node.address]) as job, torch.no_grad():
         plans = plans_of(job)
         for _ in range(2):
             for number, (x, y) in enumerate(job.loader):
@@ -75,10 +81,10 @@ def test_outputs_are_those_of_one_plan_however_often_it_changes(pictures, start_
     assert not fetching()
 
 
-def test_plans_that_change_from_another_thread_all_the_time(pictures, start_node):
+def test_plans_that_change_from_another_thread_all_the_time(pictures, node):
     with start(pictures, "inline") as job:
         expected = [y.tolist() for _, y in outputs(job, epochs=3)]
-    with start(pictures, [start_node(pictures).address]) as job:
+    with start(pictures, [node.address]) as job:
         plans, ended, faults = plans_of(job), threading.Event(), []
 
         def change():
@@ -107,8 +113,8 @@ def test_plans_that_change_from_another_thread_all_the_time(pictures, start_node
     assert not fetching()
 
 
-def test_a_plan_that_cannot_be_carried_out_leaves_the_one_in_use(pictures, start_node):
-    with start(pictures, [start_node(pictures).address]) as job:
+def test_a_plan_that_cannot_be_carried_out_leaves_the_one_in_use(pictures, node):
+    with start(pictures, [node.address]) as job:
         before, rows = job.plan, iter(job.loader)
         next(rows)
         with pytest.raises(PlanError):
@@ -119,8 +125,8 @@ def test_a_plan_that_cannot_be_carried_out_leaves_the_one_in_use(pictures, start
         job.adopt(before)
 
 
-def test_an_epoch_that_drop_last_leaves_empty_leaves_no_thread(pictures, start_node):
-    with start(pictures, [start_node(pictures).address], batch_size=64, drop_last=True, on_bad_sample="skip") as job:
+def test_an_epoch_that_drop_last_leaves_empty_leaves_no_thread(pictures, node):
+    with start(pictures, [node.address], batch_size=64, drop_last=True, on_bad_sample="skip") as job:
         assert list(job.loader) == []
         assert not fetching()
 

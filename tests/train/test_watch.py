@@ -13,7 +13,9 @@ from headwater.core.replan import Replan, Replanner
 from headwater.core.rig import Link
 from headwater.data.transforms import Normalize, Resize, ToFloat, Transforms
 from headwater.errors import UnreachableError
+from headwater.train import job as job_module
 from headwater.train import source, watch
+from headwater.train.measure import measure
 
 SLOW, FAST = Link(2e4, 2e4), Link(1e9, 1e9)
 NOTHING = Plan(chunk_rows=8, node_batch=8)
@@ -26,11 +28,30 @@ def network():
     return hw.freeze(nn.Sequential(nn.Sequential(*body), nn.Sequential(nn.Flatten(), nn.Linear(144, 3))), until="1.1")
 
 
+@pytest.fixture(scope="module")
+def node(pictures, start_node_once):
+    return start_node_once(pictures)
+
+
+@pytest.fixture(scope="module")
+def measure_once():
+    """As `measure`, but what the first job of this file found holds for the others, too."""
+    found = []
+
+    def measure_or_remember(*args, **options):
+        if not found:
+            found.append(measure(*args, **options))
+        return found[0]
+
+    return measure_or_remember
+
+
 @pytest.fixture
-def job(pictures, start_node, monkeypatch):
+def job(pictures, node, measure_once, monkeypatch):
     """One that moves nothing, and would measure whatever rig `job.now` holds; its own thread sleeps."""
     monkeypatch.setattr(watch, "POLL_S", 3600.0)
-    with hw.near(network(), pictures, transforms=TRANSFORMS, nodes=[start_node(pictures).address], batch_size=4) as job:
+    monkeypatch.setattr(job_module, "measure", measure_once)
+    with hw.near(network(), pictures, transforms=TRANSFORMS, nodes=[node.address], batch_size=4) as job:
         job._source.adopt(NOTHING)
         known = job._watch._replanner.rig
         job._watch._replanner = Replanner(NOTHING, job.measured.offered, job.measured.profile, known, batch_size=4)
