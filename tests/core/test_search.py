@@ -216,3 +216,24 @@ def test_the_rule_prefers_fewer_bytes_only_among_equals(make):
     fastest = min(each.total_s for each in every)
     assert pick(every).total_s <= fastest * 1.02
     assert pick([each for each in every if each.plan != Plan()]).total_s <= fastest * 1.02
+
+
+@pytest.mark.parametrize(("num_nodes", "shares", "wanted"), [(1, False, "auto"), (2, False, "openvino")])
+def test_several_nodes_run_the_prefix_on_one_engine(make, num_nodes, shares, wanted):
+    profile = make.replace(make.PROFILE, node=make.replace(make.PROFILE.node, engine="openvino"))
+    rig = make.rig(10, num_nodes=num_nodes, trainer_shares=shares)
+    ranking = search(make.CUTS, profile, rig, make.JOB, precisions=("fp32",))
+    assert ranking.best.plan.has_prefix
+    assert {each.plan.engine for each in ranking.plans if each.plan.has_prefix} == {wanted}
+    assert {each.plan.engine for each in ranking.plans if not each.plan.has_prefix} <= {"auto"}
+
+
+def test_a_share_is_made_on_the_engine_of_the_nodes(make):
+    profile = make.replace(make.PROFILE, node=make.replace(make.PROFILE.node, engine="openvino"))
+    plans = [
+        each.plan
+        for each in search(make.CUTS, profile, make.rig(1000), make.JOB, keep=50).plans
+        if each.plan.has_prefix
+    ]
+    assert any(plan.host_share for plan in plans)
+    assert all((plan.engine == "openvino") == (plan.host_share > 0) for plan in plans if plan.uses_storage)

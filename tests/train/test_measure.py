@@ -30,6 +30,7 @@ from headwater.train.client import NodeClient
 from headwater.train.measure import measure
 from headwater.train.own import OwnNode
 
+ENGINE_HERE = measure_module._engine_here
 TRANSFORMS = Transforms([Resize(36), CenterCrop(32), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
 
 
@@ -290,6 +291,13 @@ def test_trainers_on_one_machine_share_its_cores(told, world, here, monkeypatch)
     assert measure_module.trainers_here(world) == here
 
 
+@pytest.fixture
+def own_engine(monkeypatch):
+    """An engine is measured here, too, unlike in other tests."""
+    monkeypatch.setattr(measure_module, "_engine_here", ENGINE_HERE)
+
+
+@pytest.mark.usefixtures("own_engine")
 def test_an_engine_is_measured_here_once_and_its_node_is_handed_over(job, pictures):
     start = partial(OwnNode, pictures.as_uri(), 1)
     first = measured(job, start_own=start, again=True)
@@ -304,6 +312,7 @@ def test_an_engine_is_measured_here_once_and_its_node_is_handed_over(job, pictur
     assert again.profile.trainer.engine_ratio == first.profile.trainer.engine_ratio
 
 
+@pytest.mark.usefixtures("own_engine")
 def test_a_profile_without_it_gets_it_and_a_node_that_cant_be_started_is_no_reason_to_stop(job, pictures, caplog):
     assert measured(job, again=True).profile.trainer.engine_ratio is None
 

@@ -15,7 +15,7 @@ from typing import Any
 from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut
 from headwater.core.form import shown
-from headwater.core.tuning import AUTO, ENGINES
+from headwater.core.tuning import AUTO, ENGINE_CHOICES
 from headwater.errors import PlanError
 
 FORMAT = "headwater-plan"
@@ -33,7 +33,6 @@ TIERS_OF: Mapping[str, tuple[str, ...]] = {
     "reduce": ("host", "accelerator", "network"),
 }
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-ENGINE_CHOICES = (AUTO, *ENGINES)
 COMPRESSIONS = ("none", "lz4", "zstd")
 LIMITS: Mapping[str, tuple[int, int]] = {"node_batch": (1, 65536), "chunk_rows": (1, 1 << 20), "prefetch": (1, 256)}
 # A plan whose trainer does everything by itself says so by its stages. The smaller a share of either side, the more

@@ -104,7 +104,7 @@ def search(
             measured.append((plan, pricing.choice(plan)))
         except PlanError as error:
             dropped.append(Dropped(plan, "; ".join(error.faults)))
-    table = _Table()
+    table = _Table(len(rig.nodes), profile.node.engine)
     for kind in (NOTHING, PIXELS, PREFIX, HERE):
         alike = [(plan, choice) for plan, choice in measured if placement(plan) == kind]
         if alike:
@@ -215,7 +215,9 @@ def _pick(columns: _Columns) -> int:
 class _Table:
     """Every plan that fits, as columns."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_nodes: int, engine: str) -> None:
+        """`engine` runs the prefix wherever it runs on several machines: rows are the same bits, whoever makes them."""
+        self._num_nodes, self._engine = num_nodes, engine
         self._choices: list[Plan] = []
         self._knobs: list[Plan] = []
         self._parts: list[_Columns] = []
@@ -257,8 +259,10 @@ class _Table:
     def plan(self, columns: _Columns, row: int) -> Plan:
         knobs = self._knobs[int(columns["knobs"][row])]
         chosen = self._choices[int(columns["choice"][row])]
-        return replace(chosen, node_batch=knobs.node_batch, chunk_rows=knobs.chunk_rows, prefetch=knobs.prefetch,
+        plan = replace(chosen, node_batch=knobs.node_batch, chunk_rows=knobs.chunk_rows, prefetch=knobs.prefetch,
                        host_share=knobs.host_share)  # fmt: skip
+        several = self._num_nodes > 1 or plan.host_share > 0
+        return replace(plan, engine=self._engine) if several and plan.has_prefix and plan.precision == "fp32" else plan
 
     def of(self, kind: str) -> _Columns:
         """The plans of one placement."""

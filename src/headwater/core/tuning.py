@@ -19,6 +19,7 @@ from headwater.errors import ConfigError
 
 ENGINES = ("onnxruntime", "openvino")  # the first is the yardstick
 AUTO = "auto"
+ENGINE_CHOICES = (AUTO, *ENGINES)
 EQUAL = 0.03
 # Rows at once. The first is tried with every engine; then many rows, which share the reads of large weights.
 BATCHES = (4, 16, 1, 32)

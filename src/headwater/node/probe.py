@@ -224,6 +224,8 @@ def main() -> None:
     try:
         model = Model(Path(how["path"]).read_bytes(), how["outputs"], Candidate(**how["way"])) if how else None
         answer: dict[str, Any] = probe(request.chunk, model)
+        if model is not None:
+            answer["engine"] = model.way.engine
     except HeadwaterError as error:
         answer = {"error": wire.error_to_wire(error).decode()}
     print(json.dumps(answer), flush=True)

@@ -43,6 +43,7 @@ from headwater.core.profile import (
 )
 from headwater.core.rig import Device, Link, Rig
 from headwater.core.spec import TensorSpec
+from headwater.core.tuning import AUTO, ENGINES
 from headwater.data.cores import machine, usable_cores
 from headwater.data.holdings import Holdings
 from headwater.data.memory import memory_bytes, resident_bytes
@@ -213,8 +214,12 @@ def measure(
         with progress.step("measuring an engine here"):
             own, ratio = _engine_here(start_own, cuts, pipeline, samples, seed, shipped, profile)
         profile = replace(profile, trainer=replace(profile.trainer, engine_ratio=ratio))
+        if own is not None and profile.node.engine not in own.hello().get("engines", ()):
+            profile = replace(profile, node=replace(profile.node, engine=AUTO))
         if given is None and path.exists():
             _save(path, profile)
+    if any(profile.node.engine not in hello.get("engines", ()) for hello in hellos):
+        profile = replace(profile, node=replace(profile.node, engine=AUTO))
     watts: dict[str, Any] = {name: {"idle_w": idle, "busy_w": busy} for name, (idle, busy) in (power or {}).items()}
     nodes = tuple(
         Device(client.name, cores=float(hello["cores"]) / world, memory_bytes=int(hello["memory_bytes"]), speed=speed,
@@ -546,6 +551,7 @@ def _node_costs(
         base_bytes=int(found["base_bytes"]),
         fixed_bytes=fixed_bytes + (None,) * beyond,
         row_bytes=row_bytes + (None,) * beyond,
+        engine=engine if (engine := found.get("engine")) in ENGINES else AUTO,
     )
 
 
