@@ -213,8 +213,7 @@ def result(runs: dict[str, list[Run]], bench: Bench, left: list[str], what: str,
             "by checksums, no wrong pixel reaches the model",
             "hits: answers of the store that were spoiled, kept rows that a node found damaged and made again, or runs "
             "in which its cache met the full disk",
-            f"all nodes run the prefix on {ENGINE}: left to themselves they may choose different engines, and then two "
-            "undisturbed runs differ by what engines do to the last bits, since who makes a row is chance",
+            f"all nodes run the prefix on {ENGINE}; a planned job has them use one engine, too",
             *(f"left over: {each}" for each in left),
         ],
         draw=lambda path: draw(cases, path),

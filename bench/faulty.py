@@ -25,9 +25,8 @@ PIXELS = 96
 BATCH = 16
 CHUNK_ROWS = 8
 PATIENCE_S = 60.0
-# By themselves nodes choose among engines by their speed, and which of three nodes makes a row is chance: undisturbed
-# runs would differ by what two engines do to the last bits (in a trial by 2e-5 of a loss, with no fault at all), and a
-# fault could not be told from that.
+# All nodes run the prefix on one engine, as in a planned job (docs/engines.md); this plan is made by hand. Left to
+# themselves they may choose different ones, and undisturbed runs then differ, since who makes a row is chance.
 ENGINE = "onnxruntime"
 RESIZED = 112
 TRANSFORMS = Transforms([Resize(RESIZED), CenterCrop(PIXELS), *pictures.LITE0.ops[-2:]])

@@ -5,7 +5,7 @@ chosen from one profile runs within 5 % of the best cut in at least 95 % of the 
 it is estimated to take is within 15 % of what it takes, in the median over the cases.
 
 Every cut that the planner could have chosen is run with the knobs that the planner would give it, a share of the work
-on the trainer among them; with the prefix on the trainer; "move decoded pixels" and "move nothing" as well. A choice
+on the trainer among them; the three best with the prefix on the trainer; "move decoded pixels" and "move nothing". A choice
 that shares the work is also run with an eighth more and less of it on the trainer, and with none. A cut is left out
 only where it can't be the best: where its bytes alone, at the measured rate of the link, take longer than a plan that
 was run; or where the node does all the work of an earlier cut and more, and with that one it was the node that
@@ -31,7 +31,7 @@ from bench.rig import Host, Link, Rig, RigUp
 from bench.rig.remote import Remote
 from bench.rig.upload import upload
 from headwater.core.plan import LEAST_SHARE, MOST_SHARE, Plan
-from headwater.core.search import placement
+from headwater.core.search import HERE, placement
 
 SHARES = (0.25, 1.0)
 # Six models of different shape; between them every link from 2 Mbit/s to 1 Gbit/s.
@@ -48,6 +48,7 @@ QUICK = [case for case in CASES if case[0] == "shufflenet"]  # a fast model
 ROUNDS = 3  # of those that come near the best
 NEAR = 0.85  # of the best rate: run again
 MOST_NEAR = 5
+MOST_HERE = 3  # with the prefix on the trainer: the best by their estimates
 QUICK_CUTS, QUICK_NEAR = 6, 3  # four cases in four minutes: the best by their estimates, once, and those near the best
 MORE_ROUNDS = 4  # of what seems to be ahead of the choice by more than this, and of the choice
 SURELY = 0.02
@@ -96,9 +97,11 @@ def one_case(trainer: Remote, address: str, name: str, link: float, share: float
     for each in found["estimates"]:  # best first: of two codecs at one cut, the planner's own choice
         estimates.setdefault(_key(each["plan"]), each)
     plans = {key: each["plan"] for key, each in estimates.items()}
+    here = [key for key, plan in plans.items() if placement(Plan.from_json(plan)) == HERE]
+    plans = {key: plan for key, plan in plans.items() if key not in here[MOST_HERE:]}
     if quick:
         plans = {key: plan for number, (key, plan) in enumerate(plans.items())
-                 if number < QUICK_CUTS or Plan.from_json(plan).prefix != "storage"}  # fmt: skip
+                 if number < QUICK_CUTS or not Plan.from_json(plan).has_prefix}  # fmt: skip
     plans[_key(choice)] = choice
     chosen_key = _key(choice)
     plans |= {_key(each): each for each in other_shares(choice)}
