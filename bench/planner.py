@@ -5,10 +5,10 @@ chosen from one profile runs within 5 % of the best cut in at least 95 % of the 
 it is estimated to take is within 15 % of what it takes, in the median over the cases.
 
 Every cut that the planner could have chosen is run with the knobs that the planner would give it, a share of the work
-on the trainer among them; the three best with the prefix on the trainer; "move decoded pixels" and "move nothing". A choice
-that shares the work is also run with an eighth more and less of it on the trainer, and with none. A cut is left out
-only where it can't be the best: where its bytes alone, at the measured rate of the link, take longer than a plan that
-was run; or where the node does all the work of an earlier cut and more, and with that one it was the node that
+on the trainer among them; the three best with the prefix on the trainer; "move decoded pixels" and "move nothing". A
+choice that shares the work is also run with an eighth more and less of it on the trainer, and with none. A cut is left
+out only where it can't be the best: where its bytes alone, at the measured rate of the link, take longer than a plan
+that was run; or where the node does all the work of an earlier cut and more, and with that one it was the node that
 limited, at less than two thirds of the best. Those that come near the best are run again, in rounds with the choice,
 and those that then seem ahead of the choice in some more. Only rates of the same round are compared, and the median of
 those ratios counts: the machine may be faster a minute later.

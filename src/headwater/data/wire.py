@@ -22,8 +22,9 @@ import pyarrow as pa
 from headwater import errors
 from headwater.core import codecs
 from headwater.core.form import shown
-from headwater.core.plan import COMPRESSIONS, ENGINE_CHOICES, LIMITS, PRECISIONS
+from headwater.core.plan import COMPRESSIONS, LIMITS, PRECISIONS
 from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec
+from headwater.core.tuning import ENGINE_CHOICES
 from headwater.data.samples import SCHEMA, SampleRef, Samples
 from headwater.data.secrets import redact
 from headwater.data.transforms import Transforms
