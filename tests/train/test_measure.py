@@ -163,7 +163,7 @@ def test_what_is_larger_than_a_node_takes_is_not_offered(pictures, start_node):
     torch.manual_seed(0)
     body = [nn.Conv2d(3, 4, 3, stride=4), nn.Flatten(), nn.Linear(256, 2048), nn.ReLU()]  # the third: 2.1 MB
     model = hw.freeze(nn.Sequential(*body, nn.Linear(2048, 3)), until="4")
-    node = start_node(pictures, options=("--max-upload", "0.002"))
+    node = start_node(pictures, options=("--max-upload", "2MB"))
     with hw.near(model, pictures, transforms=TRANSFORMS, nodes=[node.address], batch_size=4) as job:
         offered = [cut.name for cut in job.measured.offered]
         assert "1" in offered

@@ -13,7 +13,7 @@ def needs_torch() -> None:
     missing = [name for name in ("torch", "onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"this command needs {', '.join(missing)}; install the trainer's part: "
-                          "pip install 'headwater[train]'")  # fmt: skip
+                          "pip install '.[train]' in a checkout")  # fmt: skip
 
 
 def check_folders(*files: Path | None) -> None:

@@ -42,7 +42,7 @@ def serve(
     ),
     threads: int = typer.Option(0, min=0, help="Threads that decode and infer; 0 takes one for each core."),
     state: Path = typer.Option(None, help="Folder for uploaded prefixes; by default in the user's cache folder."),
-    max_upload: float = typer.Option(2.0, min=0.001, help="Largest prefix that may be uploaded, in GB."),
+    max_upload: str = typer.Option("2GB", help="Largest prefix that may be uploaded."),
     cache_size: str = typer.Option(
         "",
         help="How much of the disk rows may take that are kept for later epochs, such as 50GB; 0 keeps none. By "
@@ -135,7 +135,7 @@ def serve(
         tls=tls,
         state=state,
         num_threads=threads or None,
-        max_upload_bytes=int(max_upload * 1e9),
+        max_upload_bytes=num_bytes(max_upload, "--max-upload"),
         cache_bytes=cache_bytes,
         cache_folder=cache_dir,
         drain_s=drain_s,

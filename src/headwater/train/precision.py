@@ -140,7 +140,7 @@ def check_possible(clients: Sequence[NodeClient | OwnNode], precision: str, engi
         if engine != "auto" and engine not in said.get("engines", ()):
             faults.append(
                 f"{client.name} has no engine {engine} (it has {', '.join(said.get('engines', ()))}); install it there "
-                f"(pip install 'headwater[{engine}]'), or set engine to \"auto\""
+                f"(pip install '.[{engine}]' in a checkout), or set engine to \"auto\""
             )
     if faults:
         raise PlanError(faults)

@@ -81,10 +81,10 @@ _CPU_HAS = {"fp16": {"avx512_fp16", "amx_fp16"}, "bf16": {"avx512_bf16", "amx_bf
 def why_not(precision: str) -> str:
     """Why this node can't run a prefix in this precision, and the way out; empty if it can."""
     if precision == "int8" and importlib.util.find_spec("onnx") is None:
-        return "this node has no `onnx` package to quantise with; install it there: pip install 'headwater[int8]'"
+        return "this node has no `onnx` package to quantise with; install it there: pip install '.[int8]' in a checkout"
     if precision in _CPU_HAS and not engines_for(precision):
         if "openvino" not in available():
-            return f"{precision} needs OpenVINO on the node: pip install 'headwater[openvino]'; or use fp32"
+            return f"{precision} needs OpenVINO on the node: pip install '.[openvino]' in a checkout; or use fp32"
         needs = " or ".join(sorted(_CPU_HAS[precision]))
         return f"this node's CPU does not compute in {precision} (it needs {needs}); use fp32 or int8"
     return ""
@@ -114,7 +114,7 @@ def check_possible(engine: str, precision: str) -> None:
         raise RefusedError(f"precision {precision}: {fault}")
     if engine != "auto" and engine not in engines_for(precision):
         here = ", ".join(engines_for(precision))
-        install = f"install it there (pip install 'headwater[{engine}]'), or " if engine not in available() else ""
+        install = f"install it there (pip install '.[{engine}]'), or " if engine not in available() else ""
         raise RefusedError(
             f"the plan pins the engine {engine!r}, and for {precision} this node has {here}; {install}"
             'set engine to "auto"'

@@ -1,4 +1,4 @@
-"""OpenVINO: often the faster engine on CPUs. Owns what it is told. An extra: `pip install 'headwater[openvino]'`."""
+"""OpenVINO: often the faster engine on CPUs. Owns what it is told. The extra `openvino`."""
 
 from __future__ import annotations
 
