@@ -249,6 +249,7 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
             "regret: the best plan's rate ÷ the choice's of the same round, in the median, - 1; rates in the table are "
             "medians of their own",
             *([f"quick: of all cuts, the {QUICK_CUTS} best by their estimates were run"] if quick else []),
+            f"with the prefix on the trainer, the {MOST_HERE} best by their estimates were run",
             "num_run cuts were run, num_bounded can't be the best by their bytes alone, or by what the node did with "
             "an earlier cut; worst_per_s is the slowest of both: where it was not run, the most that these allow",
         ],

@@ -57,7 +57,17 @@ def test_a_store_that_takes_long_to_answer_is_asked_by_many():
     assert played(link_s=0.02, answer_s=0.1)[1] > 0.95
 
 
-def test_once_the_link_is_free_again_there_are_more():
+@pytest.mark.parametrize("alone_s", [0.01, 0.02, 0.1])
+def test_once_the_link_is_free_again_there_are_more(alone_s):
     machine = Reads(16)
-    assert [machine.took(0.01), *(machine.took(0.5) for _ in range(100))][-1] == 4
-    assert [machine.took(0.01) for _ in range(60)][-1] == 16
+    assert [machine.took(alone_s), *(machine.took(50 * alone_s) for _ in range(100))][-1] == 4
+    assert [machine.took(alone_s) for _ in range(60)][-1] == 16
+
+
+def test_one_quick_read_long_ago_is_forgotten():
+    """Such as of a very small sample."""
+    machine = Reads(16)
+    machine.took(0.001)
+    for _ in range(20_000):
+        machine.took(0.1)
+    assert machine.at_once == 16

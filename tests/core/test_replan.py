@@ -376,3 +376,19 @@ def test_where_it_does_all_the_work_and_is_slow_the_store_is_not_blamed(make):
     (decision,) = run.machine.window(slow)
     assert decision.rig.trainer.speed == pytest.approx(0.5)
     assert decision.rig.to_store == run.rig.to_store
+
+
+def test_a_trainer_that_was_slow_is_tried_and_believed_once_it_is_as_before(make):
+    run = own_run(make)
+    assert not run.machine.is_trainer_lowered
+    _, most_s = run.machine._own_s
+    for _ in range(2):
+        decisions = run.machine.window(Window(4, 0.9, own_s=2 * most_s))
+    assert len(decisions) == 1
+    assert run.machine.is_trainer_lowered
+    run.machine.adopted(replace(run.plan, host_share=0.0))
+    run.machine.window(Window(40, 0.9))  # nothing tells of the trainer any more
+    assert run.machine.tried({}, 0.5) == []
+    (decision,) = run.machine.tried({}, 3.0)
+    assert decision.rig.trainer.speed == pytest.approx(run.rig.trainer.speed), "never faster than it was"
+    assert not run.machine.is_trainer_lowered

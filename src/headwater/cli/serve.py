@@ -21,6 +21,8 @@ from headwater.node.serve import serve as run_node
 from headwater.node.service import Node
 from headwater.node.tls import Tls
 
+LEAST_UPLOAD_BYTES = 10**6  # less is a unit that was forgotten
+
 log = logging.getLogger(__name__)
 
 
@@ -91,6 +93,10 @@ def serve(
                           "(docs/access.md), or say --insecure on a network where everyone may read "
                           f"{', '.join(roots)}")  # fmt: skip
     memory_bytes = num_bytes(memory, "--memory") if memory else None
+    max_upload_bytes = num_bytes(max_upload, "--max-upload")
+    if max_upload_bytes < LEAST_UPLOAD_BYTES:
+        raise ConfigError(f"--max-upload {max_upload} is {max_upload_bytes:,} bytes, and hardly a model is so small; "
+                          "give at least 1MB, such as 2GB")  # fmt: skip
     cache_bytes = num_bytes(cache_size, "--cache-size") if cache_size else None
     for root in roots:
         open_store(root)  # a folder that is not there is found now, not by the first trainer
@@ -135,7 +141,7 @@ def serve(
         tls=tls,
         state=state,
         num_threads=threads or None,
-        max_upload_bytes=num_bytes(max_upload, "--max-upload"),
+        max_upload_bytes=max_upload_bytes,
         cache_bytes=cache_bytes,
         cache_folder=cache_dir,
         drain_s=drain_s,

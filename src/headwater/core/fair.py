@@ -5,8 +5,8 @@ their weights (one each, unless told otherwise), however long their tasks are: w
 tenant with a large model would get as much more time as its groups take longer than the others'.
 
 A tenant's account is the seconds it was given ÷ its weight. It begins at the lowest account of those that have
-something to do, and after a while without tasks it goes on no more than `LAG_S` below it: nobody saves time up, and who
-waits for its store for a moment loses nothing. A task is put on the account as it begins, with what such tasks of that
+something to do, and after a while without tasks it goes on no more than `LAG_S` of its time below it: nobody saves time
+up, and who waits for its store for a moment loses nothing. A task is put on the account as it begins, with what such tasks of that
 tenant took so far, since several threads choose before the first is done; what it really took puts it right.
 
 What holds (tests/core/test_fair.py): nothing is lost or doubled; of a tenant's tasks the most urgent comes first, then
@@ -60,7 +60,7 @@ class Fair(Generic[T]):
         if account is None:
             account = self._accounts[tenant] = _Account(self._lowest())
         elif not account.tasks and not account.running:
-            account.had_s = max(account.had_s, self._lowest() - LAG_S)
+            account.had_s = max(account.had_s, self._lowest() - LAG_S / max(weight, 1.0))
         account.weight = weight
         self._counter += 1
         self._size += 1

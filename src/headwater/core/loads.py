@@ -40,7 +40,7 @@ class JobSize:
 
     `setup_s` is what must be done once for a plan that has a prefix on nodes, whatever its cut, where one file serves
     all of them (`upload_s`). Without it, setup is an export and an upload of the cut's own weights to every node; or
-    nothing, where `counts_setup` is False.
+    nothing, where `counts_setup` is False. `starts_own`: a node beside the trainer has yet to be started.
     """
 
     num_samples: int = field(metadata=formed(Number(1, 1e15, whole=True)))
@@ -48,6 +48,7 @@ class JobSize:
     num_epochs: int = field(default=1, metadata=formed(Number(1, 1e9, whole=True)))
     counts_setup: bool = field(default=True, metadata=formed(Flag()))
     setup_s: float | None = field(default=None, metadata=formed(Number(0.0, 1e9, optional=True)))
+    starts_own: bool = field(default=True, metadata=formed(Flag()))
 
     def __post_init__(self) -> None:
         form.check_record(self, "job")
@@ -241,7 +242,8 @@ class Pricing:
         fill_s = most(first_chunk_s, rows * feed_s) + (whole - rows) * feed_s
         flow_s = (job.num_samples - whole) * most(*(s for _, _, s in loads))
         drain_s = whole * step_s
-        setup_s = self._setup_s(choice) + (OWN_START_S if work.share and self.job.counts_setup else 0.0)
+        starts = work.share and self.job.starts_own and self.job.counts_setup
+        setup_s = self._setup_s(choice) + (OWN_START_S if starts else 0.0)
         total_s = setup_s + job.num_epochs * (fill_s + flow_s + drain_s)
         return Priced(work, tuple(loads), fill_s, flow_s, drain_s, setup_s, total_s, self._memory(knobs, choice),
                       busy_s)  # fmt: skip

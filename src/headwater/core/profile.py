@@ -17,7 +17,7 @@ from headwater.core import form
 from headwater.core.cut import Cut
 from headwater.core.form import Many, Number, Part, Table, Text, formed
 from headwater.core.precision import Deviation
-from headwater.core.tuning import AUTO, ENGINE_CHOICES
+from headwater.core.tuning import AUTO, ENGINES
 from headwater.errors import ConfigError
 
 FORMAT = "headwater-profile"
@@ -70,8 +70,7 @@ class NodeCosts:
     base_bytes           resident memory of a node that does nothing yet
     fixed_bytes          for each cut: weights and engine
     row_bytes            for each cut: what each row of a group takes while it is inferred
-    engine               what ran the prefix; several workers of a job all run it so, for rows of the same bits ("auto":
-                         each as it finds best)
+    engine               what ran the prefix, at full precision; preferred where several machines make rows
     num_readers, num_slots, max_chunks   as the node is built: reads at once, groups of one chunk and chunks under way
     """
 
@@ -92,7 +91,7 @@ class NodeCosts:
     num_readers: int = field(default=16, metadata=formed(_COUNT))
     num_slots: int = field(default=3, metadata=formed(_COUNT))
     max_chunks: int = field(default=16, metadata=formed(_COUNT))
-    engine: str = field(default=AUTO, metadata=formed(Text(ENGINE_CHOICES)))
+    engine: str = field(default=AUTO, metadata=formed(Text((AUTO, *ENGINES))))
 
     def __post_init__(self) -> None:
         form.check_record(self, "node")

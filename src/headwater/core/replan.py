@@ -13,7 +13,8 @@ What holds (tests/core/test_replan.py explores it exhaustively):
 4. A rate that is lower only because nobody asked for more (the trainer did not wait), because there was no more to
    carry (the node made no more) or because the run was never meant to fill the link is not taken for a slow link.
    Nor is a loop that mostly waits taken for a slow trainer, or for a fast one.
-5. A link that is believed as fast as when the run began is never tried; one that was tried is never believed slower.
+5. A link or a trainer that is believed as fast as when the run began is never tried; one that was tried is never
+   believed slower.
 6. A trainer is never believed faster than it was profiled, or when the run began, nor slower than half of that: a loop
    may do less than it was profiled with, and more, and neither says how fast the machine is.
 """
@@ -223,13 +224,23 @@ class Replanner:
             if now.down_bytes_per_s < first.down_bytes_per_s * (1 - TOLERANCE)
         }
 
-    def tried(self, link_bytes_per_s: Mapping[str, float]) -> list[Replan]:
-        """Links were tried beside the run, and carried at least so much."""
-        sure = {
+    @property
+    def is_trainer_lowered(self) -> bool:
+        """Whether the trainer is believed to be slower than when the run began; it may do so little under the plan for
+        it that nothing tells when it is as before."""
+        return self._rig.trainer.speed < self._first.trainer.speed * (1 - TOLERANCE)
+
+    def tried(self, link_bytes_per_s: Mapping[str, float], trainer_speed: float | None = None) -> list[Replan]:
+        """Links were tried beside the run, and carried at least so much; so was the trainer, where a speed is given."""
+        sure: dict[tuple[str, str], _Streak] = {
             ("link", device.name): _Streak(1, IN_A_ROW, ratio)
             for device, link in zip(self._rig.nodes, self._rig.links, strict=True)
             if (ratio := link_bytes_per_s.get(device.name, 0.0) / self._believed_down(link)[1]) > 1 + TOLERANCE
         }
+        if trainer_speed is not None:
+            again = min(trainer_speed, self._first.trainer.speed) / self._rig.trainer.speed
+            if again > 1 + TOLERANCE:
+                sure[_TRAINER] = _Streak(1, IN_A_ROW, again)
         return self._decide(sure)
 
     def _decide(self, sure: Mapping[tuple[str, str], _Streak]) -> list[Replan]:

@@ -30,6 +30,7 @@ from headwater.core.plan import PRECISIONS, Plan, here_plan, near_plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Rig
 from headwater.core.share import SHARES
+from headwater.core.tuning import rather
 from headwater.errors import ConfigError, PlanError
 
 EQUAL = 0.02
@@ -104,7 +105,7 @@ def search(
             measured.append((plan, pricing.choice(plan)))
         except PlanError as error:
             dropped.append(Dropped(plan, "; ".join(error.faults)))
-    table = _Table(len(rig.nodes), profile.node.engine)
+    table = _Table(len(rig.nodes), rather(profile.node.engine))
     for kind in (NOTHING, PIXELS, PREFIX, HERE):
         alike = [(plan, choice) for plan, choice in measured if placement(plan) == kind]
         if alike:
@@ -216,7 +217,7 @@ class _Table:
     """Every plan that fits, as columns."""
 
     def __init__(self, num_nodes: int, engine: str) -> None:
-        """`engine` runs the prefix wherever it runs on several machines: rows are the same bits, whoever makes them."""
+        """`engine` is preferred where several machines make rows: two engines differ in the last bits of a row."""
         self._num_nodes, self._engine = num_nodes, engine
         self._choices: list[Plan] = []
         self._knobs: list[Plan] = []
@@ -261,7 +262,7 @@ class _Table:
         chosen = self._choices[int(columns["choice"][row])]
         plan = replace(chosen, node_batch=knobs.node_batch, chunk_rows=knobs.chunk_rows, prefetch=knobs.prefetch,
                        host_share=knobs.host_share)  # fmt: skip
-        several = self._num_nodes > 1 or plan.host_share > 0
+        several = plan.uses_storage and (self._num_nodes > 1 or plan.host_share > 0)
         return replace(plan, engine=self._engine) if several and plan.has_prefix and plan.precision == "fp32" else plan
 
     def of(self, kind: str) -> _Columns:

@@ -19,7 +19,8 @@ from headwater.errors import ConfigError
 
 ENGINES = ("onnxruntime", "openvino")  # the first is the yardstick
 AUTO = "auto"
-ENGINE_CHOICES = (AUTO, *ENGINES)
+_OR_AUTO = f" or {AUTO}"
+ENGINE_CHOICES = (AUTO, *ENGINES, *(f"{name}{_OR_AUTO}" for name in ENGINES))
 EQUAL = 0.03
 # Rows at once. The first is tried with every engine; then many rows, which share the reads of large weights.
 BATCHES = (4, 16, 1, 32)
@@ -157,6 +158,17 @@ def choose(trials: Sequence[Trial], only: str = AUTO) -> Tuned | None:
     equal = [trial for trial in good if trial.rows_per_s >= fastest * (1 - EQUAL)]
     best = min(equal, key=lambda trial: _preference(trial.candidate))
     return Tuned(best.candidate, tuple(trials), _why(best, trials, only))
+
+
+def rather(engine: str) -> str:
+    """What a plan says to have this engine used wherever it can be; "auto" for "auto"."""
+    return engine if engine == AUTO else f"{engine}{_OR_AUTO}"
+
+
+def wish(said: str) -> tuple[str, bool]:
+    """The engine that a plan names, or "auto"; and whether it must be that one."""
+    name = said.removesuffix(_OR_AUTO)
+    return name, name == said != AUTO
 
 
 def fault_of(trials: Iterable[Trial], engine: str) -> str:

@@ -108,7 +108,8 @@ class Extractor:
     def __init__(self, num_threads: int, num_readers: int = NUM_READERS, *, is_far: bool = False) -> None:
         """`is_far` from the store, behind a link that others need, too: reads that crowd it become fewer."""
         self._compute = Pool(num_threads, "compute")
-        self._readers = Pool(num_readers, "read", Reads(num_readers).took if is_far else None)
+        self._readers = Pool(num_readers, "read")
+        self._reads = Reads(num_readers) if is_far else None
         self._floats = threading.local()
         self.busy = Busy()
 
@@ -148,6 +149,14 @@ class Extractor:
             if kept.nbytes <= _KEPT_FLOATS:
                 self._floats.kept = kept
         return kept[:size].reshape(num_rows, *row_shape)
+
+    def has_read(self, seconds: float, num_bytes: int) -> None:
+        """A sample was read."""
+        self.busy.add(read_s=seconds, read_bytes=num_bytes)
+        if self._reads is not None:
+            with self.busy.lock:
+                at_once = self._reads.took(seconds)
+            self._readers.allow(at_once)
 
     def close(self) -> None:
         self._readers.close()
@@ -322,7 +331,7 @@ class _Passage:
         except BadSampleError as error:
             self._give_up_on(number, error)
             return None
-        self._extractor.busy.add(read_s=time.perf_counter() - start, read_bytes=len(data))
+        self._extractor.has_read(time.perf_counter() - start, len(data))
         return data
 
     def _place(self, number: int, data: Any) -> None:

@@ -21,11 +21,9 @@ END_WITHIN_S = 10.0  # that a task may go on after it was told to end; the longe
 class Pool:
     """Tasks must not raise: whoever submits one deals with its errors inside."""
 
-    def __init__(self, num_threads: int, name: str, took: Callable[[float], int] | None = None) -> None:
-        """`took` is told how long each task took, and says how many may run at once from then on."""
+    def __init__(self, num_threads: int, name: str) -> None:
         assert num_threads >= 1
         self._at_once, self._running = num_threads, 0
-        self._took = took
         self._tasks: Fair[Task] = Fair()
         self._wake = threading.Condition()
         self._closed = False
@@ -38,6 +36,14 @@ class Pool:
     @property
     def num_threads(self) -> int:
         return len(self._threads)
+
+    def allow(self, at_once: int) -> None:
+        """Have no more than so many tasks run at once, from the next one on."""
+        assert at_once >= 1
+        with self._wake:
+            if at_once > self._at_once:  # those who wait were told of their tasks before
+                self._wake.notify_all()
+            self._at_once = at_once
 
     def submit(self, urgency: int, task: Task, tenant: str = "", weight: float = 1.0) -> None:
         """Queue a task; of a tenant's, the lowest urgency number first, then the oldest."""
@@ -68,10 +74,5 @@ class Pool:
             task()
             del task  # don't keep its buffers alive while waiting for the next
             with self._wake:
-                taken_s = time.perf_counter() - start
-                self._tasks.took(turn, taken_s)
+                self._tasks.took(turn, time.perf_counter() - start)
                 self._running -= 1
-                if self._took is not None:
-                    self._at_once = self._took(taken_s)
-                    if self._tasks:  # more may run at once now, and those who wait were told of their tasks before
-                        self._wake.notify_all()

@@ -1,4 +1,4 @@
-"""`python -m headwater.node URL [THREADS [CACHE_BYTES [MEMORY_BYTES]]]`: how a trainer starts its embedded node.
+"""`python -m headwater.node URL [THREADS [CACHE_BYTES [MEMORY_BYTES [far]]]]`: how a trainer starts its embedded node.
 
 People use `headwater serve`.
 """
@@ -15,8 +15,9 @@ if __name__ == "__main__":
     code = 0
     keep_out_of_logs()
     try:
-        numbers = [int(each) if each else None for each in [*sys.argv[2:], "", "", ""]]
-        serve_embedded(sys.argv[1], *numbers[:3])
+        given = [*sys.argv[2:], "", "", "", ""]
+        numbers = [int(each) if each else None for each in given[:3]]
+        serve_embedded(sys.argv[1], *numbers, is_far=given[3] == "far")
     except HeadwaterError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         code = 1

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.core.plan import LIMITS
-from headwater.core.tuning import AUTO, ENGINES, Candidate, Tuned
+from headwater.core.tuning import AUTO, ENGINES, Candidate, Tuned, wish
 from headwater.data.wire import UNKNOWN_CALIBRATION, UNKNOWN_PREFIX, Calibrate, Extraction
 from headwater.errors import RefusedError
 from headwater.node import engines
@@ -166,7 +166,8 @@ class Prefixes:
     def check(self, wanted: Wanted) -> None:
         """RefusedError, with the way out, if this can't be run here as it is wanted; loads nothing."""
         self.path(wanted.digest)
-        engines.check_possible(wanted.engine, wanted.precision)
+        engine, must = wish(wanted.engine)
+        engines.check_possible(engine if must else AUTO, wanted.precision)
         if wanted.precision == "int8":
             if wanted.calibration is None:
                 raise RefusedError("an int8 prefix needs a calibration, and the request names none")
@@ -296,7 +297,7 @@ class Prefixes:
             engine = Engine(model, outputs, way=tuned.candidate, at_once=self._num_threads, precision=wanted.precision)
         except RefusedError as error:
             others = set(engines.engines_for(wanted.precision)) - {tuned.candidate.engine}
-            if wanted.engine != AUTO or ENGINES[0] not in others:
+            if wish(wanted.engine)[1] or ENGINES[0] not in others:
                 raise
             log.warning("%s failed as it was loaded (%s); %s runs prefix %s instead", tuned.candidate.engine, error,
                         ENGINES[0], wanted.digest[:12])  # fmt: skip

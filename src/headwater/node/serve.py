@@ -67,6 +67,7 @@ def serve(
     adapt: bool = True,
     announce: Callable[[Node], None] = lambda node: None,
     until_input_ends: bool = False,
+    is_far: bool = False,
     tokens: Path | None = None,
     tls: Tls | None = None,
 ) -> None:
@@ -77,7 +78,8 @@ def serve(
 
     Rows are kept in `cache_folder` (by default beside the prefixes) within `cache_bytes`: None takes the default of
     `Cache`, 0 keeps none. Where another node uses that folder, the first of `num_caches` that none uses is taken:
-    FOLDER, FOLDER-2, …. Jobs share `max_memory_bytes`, by default what the machine has.
+    FOLDER, FOLDER-2, …. Jobs share `max_memory_bytes`, by default what the machine has. `is_far` from the store: behind a
+    link that others need, too.
     """
     if not roots:
         raise ConfigError("a node serves at least one folder or bucket; name it: headwater serve s3://photos")
@@ -106,7 +108,7 @@ def serve(
     try:
         node = Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
                     cache=cache, drain_s=drain_s, tokens=tokens, tls=tls, is_wary=not until_input_ends,
-                    max_memory_bytes=max_memory_bytes, adapt=adapt, is_far=until_input_ends)  # fmt: skip
+                    max_memory_bytes=max_memory_bytes, adapt=adapt, is_far=is_far)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
         if isinstance(error, OSError) and error.filename is not None:
             raise ConfigError(f"{error.filename} can't be used ({error.strerror}); a node keeps prefixes in {state}: "
@@ -144,7 +146,11 @@ def _wait(calls: Calls, told: int) -> str:
 
 
 def serve_embedded(
-    root: str, num_threads: int | None, cache_bytes: int | None = None, memory_bytes: int | None = None
+    root: str,
+    num_threads: int | None,
+    cache_bytes: int | None = None,
+    memory_bytes: int | None = None,
+    is_far: bool = False,
 ) -> None:
     """Serve one root on a free loopback port, tell the parent which, and end when the parent closes our input.
 
@@ -158,4 +164,4 @@ def serve_embedded(
 
     serve((root,), listen="grpc://127.0.0.1:0", num_threads=num_threads, cache_bytes=cache_bytes,
           num_caches=EMBEDDED_CACHES, max_memory_bytes=memory_bytes, announce=announce,
-          until_input_ends=True)  # fmt: skip
+          until_input_ends=True, is_far=is_far)  # fmt: skip

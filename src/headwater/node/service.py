@@ -84,7 +84,7 @@ class Node(flight.FlightServerBase):
         `drain_s` is what requests under way get when the node is told to stop. With `tokens`, a file, only calls with
         one of its tokens are answered; without, all are. `is_wary`: uploads may be a stranger's. Jobs share
         `max_memory_bytes`, or what the machine has (docs/tenants.md); `adapt=False` gives each groups as large as it
-        asks for, and runs them whole. `is_far` from the store: it is beside a trainer, behind the trainer's link.
+        asks for, and runs them whole. `is_far` from the store: behind a link that others need, too.
         """
         self.roots = tuple(full_url(root) for root in roots)
         middleware = {} if tokens is None else {KEY: Door(TokensFile(tokens, self.roots))}

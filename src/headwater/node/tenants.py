@@ -116,6 +116,7 @@ class Tenants:
                 for _ in while_(loading):
                     yield None
                 engine = loading.result()
+                del loading
             room.needs(replace(self._need(chunk), weight=weight), measured=True)
             if room.is_in:
                 return engine
@@ -125,10 +126,16 @@ class Tenants:
         """The engine to come: one thread loads it, however many requests wait for it."""
         with self._lock:
             loading = self._loading.get(wanted)
-            if loading is None or loading.done():
+            if loading is None:
                 loading = self._loading[wanted] = start(partial(self._prefixes.engine, wanted, granted_bytes))
-                self._loading = {each: coming for each, coming in self._loading.items() if not coming.done()}
-            return loading
+        # Not kept once it is there: it would keep the engine's memory, too, after the engine was unloaded.
+        loading.add_done_callback(lambda done: self._loaded(wanted, done))
+        return loading
+
+    def _loaded(self, wanted: Wanted, done: Future[Any]) -> None:
+        with self._lock:
+            if self._loading.get(wanted) is done:
+                del self._loading[wanted]
 
     def wait(self, room: Room, pause_s: float, abandoned: Callable[[], bool]) -> Iterator[tuple[int, int] | None]:
         """Says when to give a sign of life, with the place in the queue, until the room is in."""

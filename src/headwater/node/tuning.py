@@ -27,7 +27,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from headwater.core.tuning import AUTO, TRIAL_S, Candidate, Trial, Tuned, Tuner, choose, fault_of, trials_from_json
+from headwater.core.tuning import (
+    AUTO,
+    TRIAL_S,
+    Candidate,
+    Trial,
+    Tuned,
+    Tuner,
+    choose,
+    fault_of,
+    trials_from_json,
+    wish,
+)
 from headwater.core.tuning import trials_to_json as to_json
 from headwater.data.cores import machine, usable_cores
 from headwater.data.memory import peak_bytes, reset_peak, resident_bytes
@@ -81,16 +92,20 @@ class Tuning:
     ) -> Tuned:
         """How to run this prefix, tried now if nothing is known. `path` and `outputs` say where it is.
 
-        What tries it keeps within `limit_bytes`. RefusedError if the engine that is pinned can't run it.
+        What tries it keeps within `limit_bytes`. RefusedError if the engine that is pinned can't run it; one that is only
+        preferred gives way.
         """
+        engine, must = wish(engine)
         trials = self._known.get(subject) or self._read(subject)
         able = engines.engines_for(subject.precision)
+        if engine not in able and not must:
+            engine = AUTO
         if trials is None:
             alike = choose(self._read_alike(subject) or ())
             trials, is_whole = self._try(subject, path, outputs, able, limit_bytes, alike.candidate if alike else None)
             if is_whole:
                 self._write(subject, trials)
-        if engine != AUTO and not any(each.candidate.engine == engine and not each.ended for each in trials):
+        if engine != AUTO and not any(each.candidate.engine == engine and not (must and each.ended) for each in trials):
             others = tuple(each for each in trials if each.candidate.engine != engine)
             more, is_whole = self._try(subject, path, outputs, (engine,), limit_bytes)
             trials = others + more
@@ -98,10 +113,10 @@ class Tuning:
                 self._write(subject, trials)
         with self._lock:
             self._known[subject] = trials
-        found = choose(trials, engine)
+        found = choose(trials, engine) or (None if must else choose(trials))
         if found is not None:
             return found
-        if engine != AUTO:
+        if must:
             fault = fault_of(trials, engine) or "its trial did not end"
             raise RefusedError(f"{engine} can't run this prefix: {fault}; set the plan's engine to \"auto\"")
         if self._broke.get(subject, set()) >= set(able):

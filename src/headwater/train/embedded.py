@@ -26,9 +26,11 @@ class EmbeddedNode:
         num_threads: int | None = None,
         cache_bytes: int | None = None,
         memory_bytes: int | None = None,
+        is_far: bool = False,
     ) -> None:
+        """`is_far` from the store, behind a link that rows from other nodes need, too."""
         numbers = ["" if each is None else str(each) for each in (num_threads, cache_bytes, memory_bytes)]
-        command = [sys.executable, "-m", "headwater.node", root, *numbers]
+        command = [sys.executable, "-m", "headwater.node", root, *numbers, *(["far"] if is_far else [])]
         # A session of its own: Ctrl-C reaches the trainer alone, which then ends the node in good order.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True

@@ -22,7 +22,7 @@ class HostWorker:
 
     def __init__(self, store: Store, num_threads: int | None = None) -> None:
         self._store = store
-        self._extractor = Extractor(num_threads or len(os.sched_getaffinity(0)), is_far=True)
+        self._extractor = Extractor(num_threads or len(os.sched_getaffinity(0)))
 
     @property
     def read_bytes(self) -> int:

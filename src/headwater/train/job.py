@@ -291,15 +291,15 @@ def near(
             measured = measure(captured, open_cuts, pipeline, samples, clients, batch_size=batch_size, seed=seed,
                                world=world, embedded=nodes is None, given=_read_profile(profile), again=measure_again,
                                progress=progress, holdings=holdings, precision=precision, power=power,
-                               share=share, start_own=setting.start_own)  # fmt: skip
-            if measured.own is not None:
-                stack.callback(measured.own.close)
+                               share=share, start_own=partial(_start_and_close, setting.start_own, stack)
+                               if setting.start_own else None)  # fmt: skip
             deviations |= measured.profile.deviations
             precisions, refused = allowed([precision] if deviations else [], deviations, tolerance)
             for reason in refused:
                 warnings.warn(reason, stacklevel=2)
             setting.shipped = measured.shipped
-            size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, setup_s=measured.setup_s)
+            size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, setup_s=measured.setup_s,
+                           starts_own=measured.own is None)  # fmt: skip
             ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs,
                              precisions=precisions)  # fmt: skip
             plan = ranking.best.plan
@@ -336,6 +336,13 @@ def near(
         )
         return Job(joined, loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
                    measured, watch, deviations)  # fmt: skip
+
+
+def _start_and_close(start: Callable[[], OwnNode], stack: ExitStack) -> OwnNode:
+    """Start it, and end it with whatever the stack ends."""
+    own = start()
+    stack.callback(own.close)
+    return own
 
 
 def _settle(source: Source, model: NearModel, plan: Plan, precision: str, tolerance: float) -> dict[str, Deviation]:

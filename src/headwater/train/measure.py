@@ -43,7 +43,7 @@ from headwater.core.profile import (
 )
 from headwater.core.rig import Device, Link, Rig
 from headwater.core.spec import TensorSpec
-from headwater.core.tuning import AUTO, ENGINES
+from headwater.core.tuning import AUTO, ENGINES, rather
 from headwater.data.cores import machine, usable_cores
 from headwater.data.holdings import Holdings
 from headwater.data.memory import memory_bytes, resident_bytes
@@ -179,6 +179,7 @@ def measure(
     if given is not None:
         check_profile(given, cuts, key=key, age_s=time.time() - given.measured_at)
     profile = given or (None if again else _load(path, cuts, key))
+    kept = profile if given is None else None  # what is in the cache, as it is there
     speeds, own_speed = [1.0] * len(clients), 1.0
     if profile is not None:
         with progress.step("measuring how fast the machines are today"):
@@ -190,7 +191,7 @@ def measure(
                 warnings.warn(f"{said}; measure again with `headwater profile`", stacklevel=3)
             else:
                 log.warning("measuring again: %s", said)
-                profile, speeds, own_speed = None, [1.0] * len(clients), 1.0
+                profile, kept, speeds, own_speed = None, None, [1.0] * len(clients), 1.0
     if profile is not None:
         if shipped is not None and precision in profile.deviations:
             deviations = {}
@@ -209,17 +210,14 @@ def measure(
             speeds, _ = _speeds(profile, pipeline, samples, holdings, clients, refs, None, seed, just_now=True)
         if precision in profile.node.prefix_s or shipped is None:  # without it, the reason is wanted again next time
             _save(path, profile)
+            kept = profile
     own = None
     if start_own is not None and shipped is not None and fetched is not None and profile.trainer.engine_ratio is None:
         with progress.step("measuring an engine here"):
-            own, ratio = _engine_here(start_own, cuts, pipeline, samples, seed, shipped, profile)
+            own, ratio = _engine_here(start_own, cuts, pipeline, samples, seed, shipped, profile, own_speed)
         profile = replace(profile, trainer=replace(profile.trainer, engine_ratio=ratio))
-        if own is not None and profile.node.engine not in own.hello().get("engines", ()):
-            profile = replace(profile, node=replace(profile.node, engine=AUTO))
-        if given is None and path.exists():
-            _save(path, profile)
-    if any(profile.node.engine not in hello.get("engines", ()) for hello in hellos):
-        profile = replace(profile, node=replace(profile.node, engine=AUTO))
+        if kept is not None:
+            _save(path, replace(kept, trainer=replace(kept.trainer, engine_ratio=ratio)))
     watts: dict[str, Any] = {name: {"idle_w": idle, "busy_w": busy} for name, (idle, busy) in (power or {}).items()}
     nodes = tuple(
         Device(client.name, cores=float(hello["cores"]) / world, memory_bytes=int(hello["memory_bytes"]), speed=speed,
@@ -355,14 +353,16 @@ def _engine_here(
     seed: int,
     shipped: Shipped,
     profile: Profile,
+    speed: float,
 ) -> tuple[OwnNode | None, float | None]:
     """A node beside this process, and what its engine takes for the prefix ÷ what the nodes' takes.
 
-    Without both, if that can't be found out: it is then taken to be as for decoding.
+    Without both, if that can't be found out: it is then taken to be as for decoding. `speed` is this machine's now,
+    against the time of the profile.
     """
     deepest = legal_cuts(cuts)[-1]
     want = Extraction(samples.url, pipeline, shipped.digest, deepest.boundary, node_batch=NODE_BATCH,
-                      outputs=shipped.names_at(deepest))  # fmt: skip
+                      outputs=shipped.names_at(deepest), engine=rather(profile.node.engine))  # fmt: skip
     there_s = profile.node.prefix_s[FULL][deepest.index]
     own = None
     try:
@@ -370,7 +370,7 @@ def _engine_here(
         own.needs(shipped.digest, shipped.path)
         own.prepare()
         chunk = Chunk(want, "probe", seed, 0, 0, spread_out(samples, HERE_ROWS, None, ""), reuse=False)
-        here_s = float(own.probe(chunk)["prefix_s"])
+        here_s = speed * min(float(own.probe(chunk)["prefix_s"]) for _ in range(2))  # the better of two moments
     except HeadwaterError as error:
         log.warning("what an engine takes here is taken from decoding, since it can't be measured: %s", error)
         if own is not None:

@@ -85,5 +85,9 @@ class OwnNode:
         node.close()
 
     def _start(self) -> tuple[EmbeddedNode, NodeClient]:
-        node = EmbeddedNode(self._root, self._num_threads, cache_bytes=0, memory_bytes=self._memory_bytes)
-        return node, NodeClient(node.address)
+        node = EmbeddedNode(self._root, self._num_threads, 0, self._memory_bytes, is_far=True)
+        try:
+            return node, NodeClient(node.address)
+        except BaseException:
+            node.close()
+            raise

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from headwater.core.cut import Cut
 from headwater.core.precision import FULL, Deviation
+from headwater.core.tuning import wish
 from headwater.data.holdings import Holdings
 from headwater.data.samples import SampleRef, Samples
 from headwater.data.wire import MIN_CALIBRATION, Calibrate, Chunk, Extraction
@@ -131,13 +132,14 @@ def _places(num: int, count: int) -> np.ndarray:
 
 def check_possible(clients: Sequence[NodeClient | OwnNode], precision: str, engine: str) -> None:
     """One PlanError for all nodes that can't run a prefix so."""
+    engine, must = wish(engine)
     faults = []
     for client in clients:
         said = client.hello()
         if precision not in said.get("precisions", ()):
             why = said.get("precision_faults", {}).get(precision, "it does not know it")
             faults.append(f"{client.name} can't do precision {precision}: {why}")
-        if engine != "auto" and engine not in said.get("engines", ()):
+        if must and engine not in said.get("engines", ()):
             faults.append(
                 f"{client.name} has no engine {engine} (it has {', '.join(said.get('engines', ()))}); install it there "
                 f"(pip install '.[{engine}]' in a checkout), or set engine to \"auto\""

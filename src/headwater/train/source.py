@@ -31,7 +31,7 @@ from headwater.core.plan import Plan, check
 from headwater.core.precision import FULL, Deviation
 from headwater.core.share import is_own, more_ahead
 from headwater.core.spec import Boundary
-from headwater.core.tuning import AUTO
+from headwater.core.tuning import wish
 from headwater.data.holdings import Holdings
 from headwater.data.samples import Samples
 from headwater.data.store import open_store
@@ -275,6 +275,11 @@ class Source:
         """Of samples that were read here."""
         return sum(each.read_bytes for each in (self._host, self._own) if each is not None)
 
+    @property
+    def has_own(self) -> bool:
+        """Whether a node beside this process was started."""
+        return self._own is not None
+
     def own_busy(self) -> tuple[float, float] | None:
         """Of the node beside this process: seconds of its threads, and rows it made; None without one, or no answer."""
         own = self._own
@@ -396,7 +401,7 @@ class Source:
         if not plan.has_prefix and plan.codec != "raw":
             warnings.warn(f"codec {plan.codec!r} has nothing to do: rows are pixels, which travel as they are",
                           stacklevel=2)  # fmt: skip
-        if plan.has_prefix and (plan.precision, plan.engine) != (FULL, AUTO):
+        if plan.has_prefix and (plan.precision != FULL or wish(plan.engine)[1]):
             if not given.clients:
                 raise PlanError([f'nodes="inline" computes with PyTorch in fp32; the plan wants {plan.precision} and '
                                  f"the engine {plan.engine}"])  # fmt: skip
@@ -423,7 +428,7 @@ class Source:
             workers = {client.name: client for client in given.clients} if plan.uses_storage else {}
             if plan.uses_own:
                 own = self._own_node(shipped)
-                if plan.has_prefix:
+                if plan.has_prefix and wish(plan.engine)[1]:
                     check_possible([own], plan.precision, plan.engine)
                 workers[OwnNode.name] = own
         elif given.holdings is not None:

@@ -133,19 +133,19 @@ class Watch:
         if time.perf_counter() - before.at < self._window_s():
             return before
         now = self._read()
-        for decision in self._replanner.window(self._window(before, now)) or self._try_links():
+        for decision in self._replanner.window(self._window(before, now)) or self._try():
             before_it = len(self.switches)
             self._decide(decision)
-            if len(self.switches) > before_it or not self._replanner.lowered():
+            if len(self.switches) > before_it or not self._is_lowered:
                 self._try_every_s = TRY_AFTER_S
             self._try_at = time.perf_counter() + self._try_every_s
             return None
         return now
 
-    def _try_links(self) -> list[Replan]:
-        """Is a link that got slow fast again? Beside the run, which asks little of it."""
+    def _try(self) -> list[Replan]:
+        """Is a link or the trainer fast again that got slow? Beside the run, which asks little of it."""
         lowered = self._replanner.lowered()
-        if not lowered or time.perf_counter() < self._try_at:
+        if not self._is_lowered or time.perf_counter() < self._try_at:
             return []
         self._try_at = time.perf_counter() + self._try_every_s
         self._try_every_s = min(2 * self._try_every_s, TRY_AT_MOST_EVERY_S)
@@ -159,7 +159,12 @@ class Watch:
                 except HeadwaterError:
                     continue  # away: the feed's business
                 rates[client.name] = num_bytes / (time.perf_counter() - start)
-        return self._replanner.tried(rates)
+        speed = self._measure_here()[1] if self._replanner.is_trainer_lowered else None
+        return self._replanner.tried(rates, speed)
+
+    @property
+    def _is_lowered(self) -> bool:
+        return bool(self._replanner.lowered()) or self._replanner.is_trainer_lowered
 
     def _window_s(self) -> float:
         each = estimate(self._source.plan, self._cuts, self._profile, self._replanner.rig, self._size)
@@ -261,7 +266,8 @@ class Watch:
 
     def _compare(self, plan: Plan, rig: Rig) -> tuple[Estimate, Estimate]:
         """What the plan takes on this rig, and what the best one takes there."""
-        size = replace(self._size, setup_s=upload_s(rig, self._missing, self._file_bytes))
+        size = replace(self._size, setup_s=upload_s(rig, self._missing, self._file_bytes),
+                       starts_own=not self._source.has_own)  # fmt: skip
         found = search(self._open_cuts(), self._profile, rig, size, codecs=self._codecs, precisions=self._precisions)
         return estimate(plan, self._cuts, self._profile, rig, self._size), found.best
 
