@@ -81,18 +81,19 @@ class BadStore:
         method = head.split(b" ", 1)[0]
         body = await client.readexactly(int(_header(head, b"content-length") or 0))
         mode = self._mode
-        if mode != GOOD:
-            self._num_spoiled += 1
         if mode in ERRORS:
+            self._num_spoiled += 1
             to_client.write(_error(*ERRORS[mode], with_body=method != b"HEAD"))
             await to_client.drain()
             return True
         if mode == "slow":
+            self._num_spoiled += 1
             await asyncio.sleep(SLOW_S)
         to_store.write(head + body)
         answer = await store.readuntil(b"\r\n\r\n")
         data = b"" if method == b"HEAD" else await _body(answer, store)
         if mode == "half" and len(data) > 1:
+            self._num_spoiled += 1
             to_client.write(answer + data[: len(data) // 2])
             await to_client.drain()
             return False
@@ -100,6 +101,7 @@ class BadStore:
             flipped = bytearray(data)
             flipped[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
             data = bytes(flipped)
+            self._num_spoiled += 1
         to_client.write(answer + data)
         await to_client.drain()
         return True

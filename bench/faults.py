@@ -34,6 +34,7 @@ EARLIEST, LATEST = 0.05, 0.8  # of an undisturbed epoch: when a fault strikes
 EVERY = 10  # runs, there is an undisturbed one
 KILLED = "exit code -9"
 MAX_STOPS = 5  # of one epoch, before it is given up
+MAX_TRIES = 20  # epochs, for a fault to strike in
 FULL, QUICK = (640, 20, 3), (240, 2, 1)  # pictures, runs of each fault, epochs that take turns
 
 
@@ -70,6 +71,8 @@ class Bench:
         for epoch in (0, *range(self._num_epochs)):
             fault.prepare(self._scene)
             found = self._scene.ask("epoch", fault.job, epoch=epoch)
+            if found["stopped"] or sorted(found["ids"]) != list(range(self._scene.num_samples)):
+                raise RigError(f"the first epoch of {fault.job} is not whole: {found['stopped'] or 'rows are missing'}")
             self._right.setdefault(epoch, found)
 
     def undisturbed(self, fault: Fault) -> None:
@@ -85,10 +88,12 @@ class Bench:
         self.noise = max(self.noise, run.loss_diff)
 
     def run(self, fault: Fault, number: int) -> Run:
-        """One epoch with the fault at a random moment; afterwards all is whole."""
-        while (run := self._try(fault, number % self._num_epochs)) is None:
-            pass  # it was over before
-        return run
+        """One epoch with the fault at a random moment; afterwards all is whole. One that was over before it struck, or
+        that it met nothing of, does not count."""
+        for _ in range(MAX_TRIES):
+            if (run := self._try(fault, number % self._num_epochs)) is not None:
+                return run
+        raise RigError(f"{fault.name}: it did not strike in {MAX_TRIES} epochs")
 
     def _try(self, fault: Fault, epoch: int) -> Run | None:
         scene, typical_s = self._scene, statistics.median(self.undisturbed_s[fault.job][-5:])
@@ -96,7 +101,7 @@ class Bench:
         fault.prepare(scene)
         scene.checkpoint.unlink(missing_ok=True)
         options = {"checkpoint": str(scene.checkpoint)} if fault.kills_trainer else {}
-        stops, hits = list[str](), scene.num_hits
+        stops, hits, was_killed = list[str](), scene.num_hits, False
         begin, over = time.monotonic(), list[float]()
         with ThreadPoolExecutor(1) as pool:
             going = pool.submit(scene.ask, "epoch", fault.job, epoch=epoch, **options)
@@ -112,6 +117,7 @@ class Bench:
             except RigError as error:
                 if not fault.kills_trainer or KILLED not in str(error):
                     raise
+                was_killed = True
                 found = scene.ask("resume", fault.job, checkpoint=str(scene.checkpoint))
                 if not found["begun"]:
                     found = scene.ask("epoch", fault.job, epoch=epoch, **options)
@@ -125,6 +131,8 @@ class Bench:
             found = scene.ask("go_on", fault.job)
             over.append(time.monotonic())
         run = self._held(fault.name, epoch, moment_s, over[-1] - begin, found, stops, scene.num_hits - hits)
+        if run.is_right and not fault.struck(run.num_hits, bool(stops), was_killed):
+            return None
         self._console.print(f"{fault.name}: at {moment_s:.2f} s, took {run.seconds:.1f} s, lost {run.num_lost}, "
                             f"doubled {run.num_doubled}, loss off by {run.loss_diff:.1e}"
                             + (f"; stopped: {stops[0][:150]}" if stops else ""), style="dim")  # fmt: skip
@@ -169,9 +177,10 @@ def run(*, quick: bool, console: Console) -> Result:
                     if number % EVERY == 0:
                         bench.undisturbed(fault)
                     runs[fault.name].append(bench.run(fault, number))
+            left = scene.end()
             stack.close()
-            held = [f"temporary file {each.name}" for each in (scratch / "tmp").iterdir()] + traces.locks_held(scratch)
-        left = held + traces.look(mark).since(before)
+            left += [f"temporary file {each.name}" for each in (scratch / "tmp").iterdir()]
+        left += traces.look(mark).since(before)
     return result(runs, bench, left, scene.what, quick)
 
 

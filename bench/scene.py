@@ -18,7 +18,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from bench import badstore, pictures
+from bench import badstore, pictures, traces
 from bench.faulty import PIXELS, RESIZED
 from bench.rig import Host, Node, Rig, RigUp
 from bench.rig.python import python
@@ -36,6 +36,7 @@ DISK_BYTES, CACHE_BYTES = 16 << 20, 8 << 20
 JOBS = {"pictures": ("plain", NODES), "packed": ("packed", NODES), "cached": ("plain", (CACHED,)),
         "cold": ("plain", (CACHED,))}  # fmt: skip
 _PROXY_PORT = 9000
+END_WITHIN_S = 60.0
 _NO_ROOM = "no rows are kept on disk from now on"
 RIG = Rig(
     storage=tuple(Host(name, cores=(0,)) for name in (*NODES, CACHED)),
@@ -45,11 +46,12 @@ RIG = Rig(
 
 
 class Scene:
-    """All of it, up. Whoever breaks something says so here, so that `whole` can put it right."""
+    """All of it, up."""
 
     def __init__(self, up: RigUp, scratch: Path, stack: ExitStack, num_pictures: int, seed: int) -> None:
         self.up, self._scratch, self._stack = up, scratch, stack
         self.random = random.Random(seed)
+        self.num_samples = num_pictures
         # Answers of the store that were spoiled, kept rows that were found damaged, caches that met a full disk.
         self.num_hits = 0
         self._num_spoiled = self._num_damaged = 0
@@ -75,7 +77,7 @@ class Scene:
         upload(up, store, scratch / "packed", f"{BUCKET}/packed")
         self._env |= badstore.endpoint(listen)
         self._store.wait()
-        self.disk = stack.enter_context(_disk(scratch / "disk"))
+        self.disk = stack.enter_context(_disk(up.folder / "disk"))
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(self.start, (*NODES, CACHED)))
 
@@ -100,6 +102,18 @@ class Scene:
             self.kill(name)
         with ThreadPoolExecutor(len(names)) as pool:
             list(pool.map(self.start, names))
+
+    def end(self) -> list[str]:
+        """End jobs and nodes in good order; what they leave behind while the rig is still up."""
+        self.trainer.ask(do="close")
+        for node in self.nodes.values():
+            node.process.terminate()
+        for node in self.nodes.values():
+            node.process.wait(END_WITHIN_S)
+        left = [f"process {pid} on host {name}" for name in self.nodes for pid in self.up.processes(name)]
+        return (
+            left + traces.locks_held(self._scratch) + traces.locks_held(self.disk) + traces.locks_held(self.up.folder)
+        )
 
     # The store
 

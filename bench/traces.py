@@ -53,7 +53,8 @@ def look(mark: str) -> Traces:
         found |= {("process", f"{pid} {command}"), *(("port", f"{port} of {pid}") for port in _ports(pid))}
     made = [("namespace", each) for each in network.found()]
     made += [("control group", str(path)) for path in cgroups.found()]
-    made += [("mount", line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    made += [("mount", each) for each in mounts if any(name in each for name in _NAMES)]
     made += [("file", name) for name in os.listdir(tempfile.gettempdir()) if name.startswith(_NAMES)]
     return Traces(frozenset(found | {(kind, name) for kind, name in made if not _is_anothers(name)}))
 

@@ -6,8 +6,9 @@ tenant with a large model would get as much more time as its groups take longer 
 
 A tenant's account is the seconds it was given ÷ its weight. It begins at the lowest account of those that have
 something to do, and after a while without tasks it goes on no more than `LAG_S` of its time below it: nobody saves time
-up, and who waits for its store for a moment loses nothing. A task is put on the account as it begins, with what such tasks of that
-tenant took so far, since several threads choose before the first is done; what it really took puts it right.
+up, and who waits for its store for a moment loses nothing. A task is put on the account as it begins, with what such
+tasks of that tenant took so far, since several threads choose before the first is done; what it really took puts it
+right.
 
 What holds (tests/core/test_fair.py): nothing is lost or doubled; of a tenant's tasks the most urgent comes first, then
 the oldest; tenants of one weight that always have something to do are never further apart than two tasks for each

@@ -78,8 +78,8 @@ def serve(
 
     Rows are kept in `cache_folder` (by default beside the prefixes) within `cache_bytes`: None takes the default of
     `Cache`, 0 keeps none. Where another node uses that folder, the first of `num_caches` that none uses is taken:
-    FOLDER, FOLDER-2, …. Jobs share `max_memory_bytes`, by default what the machine has. `is_far` from the store: behind a
-    link that others need, too.
+    FOLDER, FOLDER-2, …. Jobs share `max_memory_bytes`, by default what the machine has. `is_far` from the store: behind
+    a link that others need, too.
     """
     if not roots:
         raise ConfigError("a node serves at least one folder or bucket; name it: headwater serve s3://photos")

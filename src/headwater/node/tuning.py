@@ -92,8 +92,8 @@ class Tuning:
     ) -> Tuned:
         """How to run this prefix, tried now if nothing is known. `path` and `outputs` say where it is.
 
-        What tries it keeps within `limit_bytes`. RefusedError if the engine that is pinned can't run it; one that is only
-        preferred gives way.
+        What tries it keeps within `limit_bytes`. RefusedError if the engine that is pinned can't run it; one that is
+        only preferred gives way.
         """
         engine, must = wish(engine)
         trials = self._known.get(subject) or self._read(subject)
