@@ -111,9 +111,7 @@ class Scene:
         for node in self.nodes.values():
             node.process.wait(END_WITHIN_S)
         left = [f"process {pid} on host {name}" for name in self.nodes for pid in self.up.processes(name)]
-        return (
-            left + traces.locks_held(self._scratch) + traces.locks_held(self.disk) + traces.locks_held(self.up.folder)
-        )
+        return left + traces.locks_held(self._scratch) + traces.locks_held(self.up.folder)
 
     # The store
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.rig import cgroups, network
 from bench.rig import store as stores
+from bench.rig.tool import tool
 
 _NAME = re.compile(r"headwater-rig-(\d+)-(\d+)-\d+")
 _counter = itertools.count()
@@ -63,10 +64,19 @@ def tear_down(name: str) -> bool:
     for path in folders:
         for store in path.glob("store-*"):
             stores.forget_sockets(store)
+        _unmount_below(path)
         while path.exists():
             with contextlib.suppress(FileNotFoundError):  # another process may be cleaning, too
                 shutil.rmtree(path)
     return bool(groups or namespaces or folders)
+
+
+def _unmount_below(folder: Path) -> None:
+    """Small disks that a benchmark had there."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for each in mounts:
+        if each.startswith(f"{folder}/"):
+            tool("umount", "--lazy", each)
 
 
 def clean() -> list[str]:
