@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from headwater.model.ship import ship
 from headwater.model.split import prefix_module
 from headwater.node import engines
 from headwater.node.engine import Engine
+from headwater.node.prefixes import Wanted
 
 BOUNDARY = (TensorSpec("mean", (3,), "float32"),)
 FAMILIES = {
@@ -127,8 +129,16 @@ def test_a_node_without_openvino_has_onnx_runtime(without):
     without("openvino")
     assert engines.available() == ("onnxruntime",)
     engines.check_possible("auto", "fp32")
-    with pytest.raises(RefusedError, match=r"pins the engine 'openvino'.*headwater\[openvino\].*\"auto\""):
+    with pytest.raises(RefusedError, match=r"pins the engine 'openvino'.*\[openvino\].*\"auto\""):
         engines.check_possible("openvino", "fp32")
+
+
+def test_a_preferred_engine_that_a_node_lacks_is_no_reason_to_refuse(without, upload, build, node):
+    wanted = Wanted(upload(build.model()), engine="openvino or auto")
+    without("openvino")
+    node._prefixes.check(wanted)
+    with pytest.raises(RefusedError, match="pins the engine"):
+        node._prefixes.check(replace(wanted, engine="openvino"))
 
 
 def test_a_node_without_onnx_refuses_int8_and_says_what_to_install(without):
@@ -169,6 +179,7 @@ import numpy as np
 from headwater.core.spec import TensorSpec
 from headwater.core.tuning import Candidate
 from headwater.node.engine import Engine
+from headwater.node.prefixes import Wanted
 engine = Engine(pathlib.Path(sys.argv[1]).read_bytes(), way=Candidate("openvino", 1, 4), at_once=8)
 barrier = threading.Barrier(8)
 def work():

@@ -114,6 +114,13 @@ def test_an_engine_that_fails_on_an_operator_is_left_for_the_other(build, tmp_pa
     assert "openvino can't be used" in caplog.text
     with pytest.raises(RefusedError, match=r"openvino can't run this prefix.*\"auto\""):
         tuned(state, path, engine="openvino")
+    assert tuned(state, path, engine="openvino or auto").candidate.engine == "onnxruntime"
+
+
+def test_a_preferred_engine_is_taken_where_it_can_be_even_if_it_is_not_the_fastest(prefix, state):
+    pytest.importorskip("openvino")
+    for engine in engines.available():
+        assert tuned(state, prefix, engine=f"{engine} or auto").candidate.engine == engine
 
 
 def test_a_pinned_engine_is_tried_even_where_a_trifle_is_not_worth_it(build, tmp_path, state):

@@ -170,7 +170,8 @@ def test_rows_of_the_plan_before_make_room_in_a_cache_for_those_of_the_next(pict
     assert hits[1] == hits[5] == 28, "and back to the first"
 
 
-def test_one_dead_node_of_two_does_not_keep_a_plan_from_taking_over(pictures, start_node):
+@pytest.mark.parametrize("engine", ["auto", "onnxruntime or auto"])
+def test_one_dead_node_of_two_does_not_keep_a_plan_from_taking_over(pictures, start_node, engine):
     """Its prefix waits until it is back."""
     alive, other = start_node(pictures), start_node(pictures)
     with start(pictures, [alive.address, other.address]) as job, torch.no_grad():
@@ -178,7 +179,7 @@ def test_one_dead_node_of_two_does_not_keep_a_plan_from_taking_over(pictures, st
         found = [next(batches)]
         other.kill()
         cuts = {cut.name: cut for cut in job.cuts}
-        job.adopt(near_plan(cuts["0.1"], chunk_rows=4, node_batch=4))
+        job.adopt(near_plan(cuts["0.1"], chunk_rows=4, node_batch=4, engine=engine))
         found += list(batches)
         assert job.plan.cut_name == "0.1"
     with start(pictures, "inline") as job:
