@@ -141,7 +141,7 @@ class Tuner:
         good = sorted((trial for trial in self.trials if not trial.fault), key=lambda trial: -trial.rows_per_s)
         close = [trial for trial in good if trial.rows_per_s >= _CLOSE * good[0].rows_per_s][:2]
         return [Candidate(trial.candidate.engine, trial.candidate.threads, batch)
-                for batch in BATCHES[1:] for trial in close]  # fmt: skip
+                for trial in close for batch in BATCHES[1:]]  # fmt: skip
 
 
 def choose(trials: Sequence[Trial], only: str = AUTO) -> Tuned | None:
@@ -207,7 +207,7 @@ def _preference(candidate: Candidate) -> tuple[int, int, int]:
 def _why(best: Trial, trials: Sequence[Trial], only: str) -> str:
     text = f"{best.rows_per_s:,.3g} rows/s measured"
     if only != AUTO:
-        text += "; the plan pins the engine"
+        text += "; the plan names the engine"
     for engine in dict.fromkeys(trial.candidate.engine for trial in trials):
         own = [trial.rows_per_s for trial in trials if trial.candidate.engine == engine and not trial.fault]
         if fault := fault_of(trials, engine):

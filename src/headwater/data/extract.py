@@ -155,7 +155,7 @@ class Extractor:
         self.busy.add(read_s=seconds, read_bytes=num_bytes)
         if self._reads is not None:
             with self.busy.lock:
-                at_once = self._reads.took(seconds)
+                at_once = self._reads.took(seconds, num_bytes)
             self._readers.allow(at_once)
 
     def close(self) -> None:

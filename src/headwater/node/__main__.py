@@ -16,8 +16,8 @@ if __name__ == "__main__":
     keep_out_of_logs()
     try:
         given = [*sys.argv[2:], "", "", "", ""]
-        numbers = [int(each) if each else None for each in given[:3]]
-        serve_embedded(sys.argv[1], *numbers, is_far=given[3] == "far")
+        threads, cache_bytes, memory_bytes = (int(each) if each else None for each in given[:3])
+        serve_embedded(sys.argv[1], threads, cache_bytes, memory_bytes, is_far=given[3] == "far")
     except HeadwaterError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         code = 1

@@ -2,7 +2,8 @@
 
 Owns the clock and the child process around `core.tuning`, which decides. Trials run in a child
 (`python -m headwater.node.tuning`), so that the node's memory and threads stay clean, and so that an engine that breaks
-takes nobody along. They take about `BUDGET_S` in all, one prefix at a time. What was found is kept for each prefix, its
+takes nobody along. They take about `BUDGET_S` in all (and up to `LOADING` times that with a model that takes
+long to load), one prefix at a time. What was found is kept for each prefix, its
 outputs, its precision and this machine (with its cores and the versions of its engines); a record that is damaged, of
 anything else, or older than `KEPT_S`, is measured again. An engine that ended its process, or took too long, is left
 out until the node starts again, and nothing is kept then. For other outputs of the same file, which are other cuts of
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 BUDGET_S = 4.0
+LOADING = 3.0  # times the budget that trials and loading may take together
 _END_AFTER_S = 60.0  # a child that is stuck; a slow device needs some time for even one trial
 TOLERANCE = 1e-4  # of the largest value: what rows may differ from ONNX Runtime's
 MAX_RECORDS = 1000
@@ -62,11 +64,13 @@ _STOPPING = "the node is stopping; ask again once it is back"
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tuned: the prefix by its digest, which of its outputs, and the precision."""
+    """What is tuned: the prefix by its digest, which of its outputs, and the precision; for a plan that names one, one
+    engine only."""
 
     digest: str
     outputs: tuple[str, ...] | None
     precision: str
+    only: str = AUTO
 
 
 class Tuning:
@@ -95,30 +99,18 @@ class Tuning:
         What tries it keeps within `limit_bytes`. RefusedError if the engine that is pinned can't run it; one that is
         only preferred gives way.
         """
-        engine, must = wish(engine)
-        trials = self._known.get(subject) or self._read(subject)
+        name, must = wish(engine)
         able = engines.engines_for(subject.precision)
-        if engine not in able and not must:
-            engine = AUTO
-        if trials is None:
-            alike = choose(self._read_alike(subject) or ())
-            trials, is_whole = self._try(subject, path, outputs, able, limit_bytes, alike.candidate if alike else None)
-            if is_whole:
-                self._write(subject, trials)
-        if engine != AUTO and not any(each.candidate.engine == engine and not (must and each.ended) for each in trials):
-            others = tuple(each for each in trials if each.candidate.engine != engine)
-            more, is_whole = self._try(subject, path, outputs, (engine,), limit_bytes)
-            trials = others + more
-            if is_whole:
-                self._write(subject, trials)
-        with self._lock:
-            self._known[subject] = trials
-        found = choose(trials, engine) or (None if must else choose(trials))
-        if found is not None:
-            return found
-        if must:
-            fault = fault_of(trials, engine) or "its trial did not end"
-            raise RefusedError(f"{engine} can't run this prefix: {fault}; set the plan's engine to \"auto\"")
+        if name != AUTO and (name in able or must):
+            found = self._named(subject, path, outputs, name, limit_bytes, must)
+            if choice := choose(found, name):
+                return choice
+            if must:
+                fault = fault_of(found, name) or "its trial did not end"
+                raise RefusedError(f"{name} can't run this prefix: {fault}; set the plan's engine to \"auto\"")
+        trials = self._trials(subject, path, outputs, able, limit_bytes)
+        if choice := choose(trials):
+            return choice
         if self._broke.get(subject, set()) >= set(able):
             raise RefusedError(
                 "every engine that tried this prefix broke, and would end the node as well; cut elsewhere"
@@ -126,6 +118,50 @@ class Tuning:
         faults = "; ".join(dict.fromkeys(f"{each.candidate.engine}: {each.fault}" for each in trials if each.fault))
         way = Candidate(able[0]) if limit_bytes is None else Candidate(able[0], batch=1)  # nobody knows what more takes
         return Tuned(way, trials, f"no trial succeeded ({faults or 'the log of the node says more'})")
+
+    def _named(
+        self,
+        subject: Subject,
+        path: Path,
+        outputs: Sequence[str] | None,
+        engine: str,
+        limit_bytes: int | None,
+        again: bool,
+    ) -> tuple[Trial, ...]:
+        """Trials of one engine, in a record of their own: among several it may have been left out early. Unless it won
+        there. `again` tries one that ended its process before."""
+        open_trials = self._known.get(subject) or self._read(subject) or ()
+        if (won := choose(open_trials)) and won.candidate.engine == engine:
+            return open_trials
+        alike = choose(self._read_alike(subject) or ())
+        like = alike.candidate if alike and alike.candidate.engine == engine else None
+        alone = replace(subject, only=engine)
+        if again and any(each.ended for each in self._known.get(alone, ())):
+            with self._lock:
+                self._known.pop(alone, None)
+        return self._trials(alone, path, outputs, (engine,), limit_bytes, like)
+
+    def _trials(
+        self,
+        subject: Subject,
+        path: Path,
+        outputs: Sequence[str] | None,
+        able: Sequence[str],
+        limit_bytes: int | None,
+        like: Candidate | None = None,
+    ) -> tuple[Trial, ...]:
+        """What is known of these engines, tried now if nothing is; `like` unless another cut's own record has one."""
+        trials = self._known.get(subject) or self._read(subject)
+        if trials is None:
+            alike = choose(self._read_alike(subject) or ())
+            trials, is_whole = self._try(
+                subject, path, outputs, able, limit_bytes, alike.candidate if alike else like
+            )  # fmt: skip
+            if is_whole:
+                self._write(subject, trials)
+        with self._lock:
+            self._known[subject] = trials
+        return trials
 
     def close(self) -> None:
         """End what is being tried."""
@@ -270,9 +306,14 @@ def main() -> None:
         model = up_to(model, asked["outputs"])
     bench = _Bench(model, asked["cores"], asked["precision"], asked["limit_bytes"])
     like = asked["like"]
-    begin = time.perf_counter()  # a large model takes seconds to read, and is the one worth trying
+    begin = time.perf_counter()
     tuner = Tuner(asked["engines"], asked["cores"], None if like is None else Candidate(**like))
-    while (candidate := tuner.next(asked["budget_s"] - (time.perf_counter() - begin))) is not None:
+    while True:
+        # A large model takes seconds to read and to load, and is the one worth trying: that counts for less.
+        taken_s = time.perf_counter() - begin
+        left_s = asked["budget_s"] - max(taken_s - bench.loading_s, taken_s / LOADING)
+        if (candidate := tuner.next(left_s)) is None:
+            break
         print(json.dumps({"trying": asdict(candidate)}), file=said, flush=True)
         trial = bench.trial(candidate)
         if trial is None:
@@ -342,6 +383,7 @@ class _Bench:
         self._session: engines.Session | None = None
         self._way: tuple[str, int] | None = None
         self._line = _Line(0)
+        self.loading_s = 0.0  # so far
 
     def trial(self, candidate: Candidate, in_any_case: bool = False) -> Trial | None:
         """What came of it; None if it would take more memory than there is, unless it is tried in any case."""
@@ -349,8 +391,10 @@ class _Bench:
             if self._way != (candidate.engine, candidate.threads):
                 self._session = self._way = None  # memory for one at a time
                 self._line = _Line(resident_bytes())
+                start = time.perf_counter()
                 self._session = engines.load(candidate.engine, self._model, threads=candidate.threads,
                                              at_once=self._cores, precision=self._precision)  # fmt: skip
+                self.loading_s += time.perf_counter() - start
                 self._line.at_rest = resident_bytes()
                 self._line.watch(len(self._rows), lambda session=self._session: self._check(session))  # type: ignore[misc]
                 self._way = candidate.engine, candidate.threads
