@@ -16,6 +16,7 @@ from headwater.core.search import search
 from headwater.core.share import more_ahead
 
 BATCH = 16
+WARM_S = 60.0
 SKIP_ROWS = 48  # in the beginning, whose chunks wait for each other
 SKIP_SHARED_ROWS = 240  # the same where both sides work
 
@@ -68,7 +69,8 @@ class Trainer:
         """
         job = self._job
         assert job is not None
-        job.adopt(hw.Plan.from_json(plan))
+        # Until both sides have loaded what they run: trials of engines, once for each cut, are no part of a rate.
+        job._source.adopt(hw.Plan.from_json(plan), warm_s=WARM_S)
         counts = job.counts
         begin = time.perf_counter()
         taken: list[tuple[float, float, int, int]] = []  # when, CPU-seconds, rows the loop has taken, rows that came
