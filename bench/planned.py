@@ -70,6 +70,8 @@ class Trainer:
         job = self._job
         assert job is not None
         # Until both sides have loaded what they run: trials of engines, once for each cut, are no part of a rate.
+        if job._watch is not None:
+            job._watch.close()  # the plan is pinned
         job._source.adopt(hw.Plan.from_json(plan), warm_s=WARM_S)
         counts = job.counts
         begin = time.perf_counter()

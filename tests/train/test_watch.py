@@ -141,7 +141,7 @@ def test_a_link_that_is_fast_again_is_found_and_used(job):
     assert job.plan.uses_storage
     job.now = rig(job, FAST)
     job._watch._try_at = 0.0
-    (decision,) = job._watch._try_links()  # over loopback, which is as fast as ever
+    (decision,) = job._watch._try()  # over loopback, which is as fast as ever
     assert "times what was planned for" in decision.why[0]
     job._watch._decide(decision)
     assert not job.plan.uses_storage
@@ -154,8 +154,8 @@ def test_in_vain_it_tries_less_and_less_often(job, monkeypatch):
     monkeypatch.setattr(watch.NodeClient, "download", lambda self, num_bytes: tried.append(num_bytes))
     monkeypatch.setattr(job._watch._replanner, "tried", lambda rates: [])
     job._watch._try_at = 0.0
-    assert job._watch._try_links() == []
-    assert job._watch._try_links() == []  # not yet
+    assert job._watch._try() == []
+    assert job._watch._try() == []  # not yet
     assert tried == [int(SLOW.down_bytes_per_s * watch.TRY_S) + 1]
     assert job._watch._try_every_s == 2 * watch.TRY_AFTER_S
 
