@@ -152,12 +152,21 @@ def test_in_vain_it_tries_less_and_less_often(job, monkeypatch):
     decide(job, slow(job))
     tried = []
     monkeypatch.setattr(watch.NodeClient, "download", lambda self, num_bytes: tried.append(num_bytes))
-    monkeypatch.setattr(job._watch._replanner, "tried", lambda rates: [])
+    monkeypatch.setattr(job._watch._replanner, "tried", lambda rates, speed: [])
     job._watch._try_at = 0.0
     assert job._watch._try() == []
     assert job._watch._try() == []  # not yet
     assert tried == [int(SLOW.down_bytes_per_s * watch.TRY_S) + 1]
     assert job._watch._try_every_s == 2 * watch.TRY_AFTER_S
+
+
+def test_a_trainer_that_got_slow_is_tried_too(job, monkeypatch):
+    rig = job._watch._replanner.rig
+    assert job._watch._try() == []
+    job._watch._replanner.believe(replace(rig, trainer=replace(rig.trainer, speed=0.5)))
+    monkeypatch.setattr(job._watch, "_measure_here", lambda: (None, 1.0))
+    (decision,) = job._watch._try()
+    assert decision.rig.trainer.speed == pytest.approx(rig.trainer.speed)
 
 
 def test_a_node_is_judged_by_what_it_makes_and_not_by_what_it_kept(job):
