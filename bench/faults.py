@@ -258,10 +258,9 @@ def draw(cases: list[dict[str, Any]], path: Path) -> None:
     names = [each["fault"] for each in reversed(cases)]
     axis.barh(names, [each["most_time_lost_s"] for each in reversed(cases)], color="#d5dbe1", height=0.6, label="most")
     axis.barh(names, [each["time_lost_s"] for each in reversed(cases)], color="#1f77b4", height=0.6, label="median")
-    none_lost = not any(each["rows_lost"] + each["rows_doubled"] for each in cases)
-    figure.suptitle(
-        f"Time lost to a fault in one epoch, s{'; no row lost or doubled' if none_lost else ''}", fontsize=11
-    )
+    is_whole = not any(each["rows_lost"] + each["rows_doubled"] for each in cases)
+    more = "; no row lost or doubled" if is_whole else ""
+    figure.suptitle(f"Time lost to a fault in one epoch, s{more}", fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=130)
