@@ -128,8 +128,9 @@ def test_however_many_requests_wait_for_an_engine_one_thread_loads_it(node, clie
     waiting, submit = threading.Semaphore(0), node._tenants._load
 
     def noted(*args):
-        waiting.release()
-        return submit(*args)
+        loading = submit(*args)
+        waiting.release()  # only now: who comes once it is loaded would load it again
+        return loading
 
     node._tenants._load = noted
     with ThreadPoolExecutor(4) as pool:
