@@ -40,7 +40,7 @@ class Result:
 
     def show(self, console: Console) -> None:
         """For a person: cases, numbers against their goals, the bound, what limited."""
-        console.print(self._cases_table())
+        console.print(self._cases_table(console.width))
         table = Table(
             title=f"{self.name}{' (quick)' if self.quick else ''}: measured against the goal", title_justify="left"
         )
@@ -58,7 +58,7 @@ class Result:
         """Write the result, and its picture, where the documents cite them from."""
         FOLDER.mkdir(parents=True, exist_ok=True)
         command = f"python -m bench {self.name}{' --quick' if self.quick else ''}"
-        stem = f"{self.name}-quick" if self.quick else self.name
+        stem = self._stem
         lines = [
             f"# {self.name}",
             "",
@@ -85,14 +85,25 @@ class Result:
         written[1].write_text(self.to_json() + "\n")
         return written
 
-    def _cases_table(self) -> Table:
-        table = Table(title=f"{self.name}: every measured point", title_justify="left")
+    def _cases_table(self, width: int) -> Table:
+        """As many columns as there is room for; the others are in the file."""
         keys = list(dict.fromkeys(key for case in self.cases for key in case))
-        for key in keys:
+        texts = {key: [_plain(case.get(key, "")) for case in self.cases] for key in keys}
+        needed = {key: 3 + max(map(len, [key, *texts[key]])) for key in keys}
+        shown = [key for number, key in enumerate(keys) if 1 + sum(needed[each] for each in keys[: number + 1]) <= width]
+        hidden = [key for key in keys if key not in shown]
+        more = f"in docs/results/{self._stem}.md: {', '.join(hidden)}" if hidden else None
+        table = Table(title=f"{self.name}: every measured point", caption=more, title_justify="left",
+                      caption_justify="left")  # fmt: skip
+        for key in shown:
             table.add_column(key, justify="right")
-        for case in self.cases:
-            table.add_row(*(_plain(case.get(key, "")) for key in keys))
+        for row in zip(*(texts[key] for key in shown), strict=True):
+            table.add_row(*row)
         return table
+
+    @property
+    def _stem(self) -> str:
+        return f"{self.name}-quick" if self.quick else self.name
 
 
 def machine() -> str:

@@ -203,13 +203,14 @@ def test_a_faster_node_gets_more_chunks():
     assert 2 * count["slow"] < count["fast"] < 4 * count["slow"]
 
 
-def chunks_per_s(speeds, num_chunks=600, per_node=3, change=None, share=0.0):
+def chunks_per_s(speeds, num_chunks=600, per_node=3, change=None, share=0.0, paces=None):
     """Virtual time: nodes work on one chunk after the other, `speeds` chunks a second; the trainer takes at once.
 
-    With a share, the node called own is the trainer's.
+    With a share, the node called own is the trainer's. `paces` goes from epoch to epoch.
     """
+    paces = {} if paces is None else paces
     machine = Dispatch(num_chunks, window=(per_node + 1) * len(speeds) + 1 + more_ahead(share), per_node=per_node,
-                       own="own" if share else None, is_own=partial(is_own, share=share))  # fmt: skip
+                       own="own" if share else None, is_own=partial(is_own, share=share), paces=paces)  # fmt: skip
     queues, ends, now = {node: [] for node in speeds}, {}, 0.0
 
     def apply(decisions):
@@ -222,8 +223,7 @@ def chunks_per_s(speeds, num_chunks=600, per_node=3, change=None, share=0.0):
                 case Deliver():
                     apply(machine.taken())
 
-    for node in speeds:
-        apply(machine.node_up(node))
+    apply(machine.node_up(*speeds))
     while not machine.done:
         node = min(ends, key=ends.get)
         now = ends.pop(node)
@@ -233,6 +233,7 @@ def chunks_per_s(speeds, num_chunks=600, per_node=3, change=None, share=0.0):
         apply(machine.finished(node, chunk))
         if change is not None and now >= change[0]:
             speeds, change = change[1], None
+    paces.update(machine.paces)
     return num_chunks / now
 
 
@@ -245,6 +246,20 @@ def test_a_slow_node_costs_no_more_than_what_it_can_not_do(num_nodes, speed, per
     rate = chunks_per_s(speeds, per_node=per_node)
     assert rate >= 0.93 * (num_nodes - 1)
     assert rate >= 0.85 * sum(speeds.values())
+
+
+def test_a_slow_node_is_found_out_once_and_not_in_every_epoch():
+    speeds, paces = {"slow": 0.1, **{f"fast-{number}": 1.0 for number in range(5)}}, {}
+    rates = [chunks_per_s(speeds, num_chunks=30, paces=paces) for _ in range(20)]
+    assert rates[0] < 0.9 * 5, "otherwise there is nothing to show"
+    assert min(rates[1:]) >= 0.93 * 5
+
+
+def test_a_node_that_was_slow_gets_work_again_in_later_epochs():
+    paces, fast = {}, dict.fromkeys("abc", 1.0)
+    chunks_per_s({**fast, "a": 0.02}, num_chunks=30, paces=paces)
+    rates = [chunks_per_s(fast, num_chunks=30, paces=paces) for _ in range(12)]
+    assert rates[-1] >= 0.95 * 3
 
 
 @pytest.mark.parametrize("num_nodes", [1, 3])

@@ -29,7 +29,7 @@ What holds, whatever happens and in whatever order (tests/core/test_dispatch.py 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 SLOW = 2.0  # times the pace of the fastest: from here on a node is chosen with care
@@ -69,6 +69,14 @@ class Stop:
 Decision = Assign | Keep | Deliver | Stop
 
 
+@dataclass(frozen=True)
+class Pace:
+    """What one epoch tells the next about a node: its pace, and how many chunks were finished since it had one."""
+
+    chunks: float
+    idle: int = 0
+
+
 class Dispatch:
     """Hands `num_chunks` chunks to nodes that come and go."""
 
@@ -82,8 +90,10 @@ class Dispatch:
         able: Callable[[int], Collection[str]] | None = None,
         own: str | None = None,
         is_own: Callable[[int], bool] = lambda chunk: False,
+        paces: Mapping[str, Pace] | None = None,
     ) -> None:
-        """`able` names the nodes that can do a chunk; without it, all can. `own` is the trainer's own node."""
+        """`able` names the nodes that can do a chunk; without it, all can. `own` is the trainer's own node. `paces`
+        are those of an epoch before: a slow node need not be found out again."""
         assert window >= 1
         assert per_node >= 1
         assert max_failures >= 1
@@ -98,8 +108,10 @@ class Dispatch:
         self._waiting: list[int] = []  # within the window, in order, and out nowhere
         self._out: dict[str, set[int]] = {}  # per node that is up: its chunks
         self._clock = 0  # replies so far
-        self._pace: dict[str, float] = {}  # per node that has finished something
-        self._since: dict[str, int] = {}  # per node: when it began with what it is doing now, or last finished
+        known = paces or {}
+        self._pace = {node: pace.chunks for node, pace in known.items()}  # per node that has finished something
+        # Per node: when it began with what it is doing now, or last finished.
+        self._since = {node: -pace.idle for node, pace in known.items()}
         self._kept: set[int] = set()  # complete, waiting for their turn
         self._delivered = 0
         self._taken = 0
@@ -120,6 +132,15 @@ class Dispatch:
     def is_stuck(self) -> bool:
         """Chunks wait, and no node that is up can do any of them."""
         return bool(self._waiting) and not any(self._nodes_for(chunk) for chunk in self._waiting) and not self.num_out
+
+    @property
+    def paces(self) -> dict[str, Pace]:
+        """Of each node whose pace is known by now; one that is late with what it has is as slow as that."""
+        return {
+            node: Pace(self._pace_of(node), 0 if chunks else self._clock - self._since[node])
+            for node, chunks in self._out.items()
+            if node in self._pace or chunks
+        }
 
     def out_on(self, node: str) -> frozenset[int]:
         """The chunks this node is working on."""

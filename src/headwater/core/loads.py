@@ -341,6 +341,13 @@ class Pricing:
             whole = sum(len(each.names) * each.link.down_bytes_per_s for each in self._alike)
             stored_s = work.share * work.own_bytes / self.rig.to_store.down_bytes_per_s
             loads.append((PORT_DOWN, None, (1 - work.share) * work.down_bytes / whole + stored_s))
+        if work.share:
+            # While the trainer's own node reads a chunk, by several connections, the link has next to no room for rows:
+            # nodes work on until all they may have under way is made, and then wait.
+            node_s = 1 / together
+            burst_s = work.own_bytes / self.rig.to_store.down_bytes_per_s
+            held_up_s = most(0.0, burst_s - (knobs.prefetch - 1) * len(self.rig.nodes) * node_s)
+            loads.append((AHEAD, None, (1 - work.share) * node_s + work.share * held_up_s))
         return loads, first_chunk_s, busy_s
 
     def _own(self, knobs: Plan, work: Work) -> _Loads:

@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Stop
+from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Pace, Stop
 from headwater.data.wire import Chunk
 from headwater.errors import (
     ConfigError,
@@ -53,18 +53,22 @@ class Feed:
         more_ahead: int = 0,
         own: str | None = None,
         is_own: Callable[[int], bool] = lambda chunk: False,
+        paces: dict[str, Pace] | None = None,
     ) -> None:
         """`chunk` makes the request for a worker; `able` names the workers that can do a chunk (all, without it).
 
         `arrived` is told of every chunk's reply when it comes, in whatever order. `more_ahead` chunks may wait for
         their turn beyond the usual. `own` is the worker beside this process; `is_own` says which chunks it shall do.
+        `paces` has what is known of workers from an epoch before, and is written to when this one ends.
         """
+        self._paces = {} if paces is None else paces
         self._workers = workers
         self._chunk = chunk
         self._patience_s = patience_s
         self._arrived = arrived
         window = (per_worker + 1) * len(workers) + 1 + more_ahead
-        self._machine = Dispatch(num_chunks, window=window, per_node=per_worker, able=able, own=own, is_own=is_own)
+        self._machine = Dispatch(num_chunks, window=window, per_node=per_worker, able=able, own=own, is_own=is_own,
+                                 paces=self._paces)  # fmt: skip
         self._wake = threading.Condition()
         self._tasks: dict[str, queue.SimpleQueue[int | None]] = {name: queue.SimpleQueue() for name in workers}
         self._kept: dict[int, Reply] = {}
@@ -127,6 +131,7 @@ class Feed:
             if self._closed.is_set():
                 return
             self._closed.set()
+            self._paces.update(self._machine.paces)
             self._wake.notify_all()
         for name, worker in self._workers.items():
             worker.stop(self._closed)

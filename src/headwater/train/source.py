@@ -26,6 +26,7 @@ import torch
 from headwater.core.cache import draw_epoch
 from headwater.core.codecs import wire_row_bytes
 from headwater.core.cut import Cut
+from headwater.core.dispatch import Pace
 from headwater.core.pieces import Pieces
 from headwater.core.plan import Plan, check
 from headwater.core.precision import FULL, Deviation
@@ -89,6 +90,7 @@ class _Carried:
     finish: Finish
     workers: dict[str, Worker]
     inline: InlineWorker | None
+    paces: dict[str, Pace] = field(default_factory=dict)  # of workers, from one epoch to the next
 
 
 @dataclass
@@ -344,7 +346,8 @@ class Source:
         if share := carried.plan.host_share:
             options = {"own": OwnNode.name, "is_own": partial(is_own, share=share), "more_ahead": more_ahead(share)}
         feed = Feed(carried.workers, len(pieces), chunk, per_worker=carried.plan.prefetch,
-                    patience_s=self._setting.patience_s, arrived=self._note_arrival, **options)  # fmt: skip
+                    patience_s=self._setting.patience_s, arrived=self._note_arrival, paces=carried.paces,
+                    **options)  # fmt: skip
         self._feeds.add(feed)
         return (iter(feed) if groups is None else in_order(iter(feed), pieces, ids)), feed.close
 
