@@ -182,8 +182,10 @@ def measure(trainer: Remote, plan: dict[str, Any], best: float) -> float:
 
 def ask_rate(trainer: Remote, plan: dict[str, Any], best: float, short: bool = False) -> dict[str, float]:
     """Rows a second, and how busy the trainer was; a plan that is clearly slower than `best` is cut off early."""
-    rows = plan["chunk_rows"]
+    rows, share = plan["chunk_rows"], plan["host_share"]
     at_least, chunks = (1.0, max(2, -(-64 // rows))) if short else (3.0, max(4, -(-96 // rows)))
+    if share:  # some rounds of both sides: what one does seldom is otherwise missed, or all that is seen
+        chunks = max(chunks, math.ceil((1 if short else 2) / min(share, 1 - share)))
     # What a plan two thirds as fast as the best would need.
     at_most = max(3.0, 1.5 * (chunks + 1) * rows / best) if best else 60.0
     found: dict[str, float] = trainer.ask(
