@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core.cost import check_fits, estimate
-from headwater.core.loads import LOOP, NODE, OWN, TRAINER, JobSize
+from headwater.core.loads import HELD_UP, LOOP, NODE, OWN, TRAINER, JobSize
 from headwater.core.plan import Plan, here_plan, near_plan
 from headwater.core.rig import Device, Link
 from headwater.errors import ConfigError, PlanError
@@ -245,3 +245,16 @@ def test_what_all_stages_take_beyond_their_sum_is_taken_on_either_side(make):
             for known in (make.PROFILE, profile)]  # fmt: skip
     assert more[1] - more[0] == pytest.approx(1e-3)
     assert more[3] - more[2] == pytest.approx(1e-3)
+
+
+def test_reading_a_share_holds_rows_up_on_a_thin_link_unless_enough_is_ahead(make):
+    def held_up(mbit, prefetch, share=1 / 16):
+        """Beyond what the same plan costs where reading takes no time."""
+        plan = make.replace(near_plan(make.CUTS[5], node_batch=16, chunk_rows=16, prefetch=prefetch), host_share=share)
+        thin, wide = (make.rig(mbit, store_link=Link(rate * make.MBIT, rate * make.MBIT, 1e-4)) for rate in (mbit, 1e6))
+        return [estimate(plan, make.CUTS, make.PROFILE, rig, make.JOB).load(HELD_UP) for rig in (thin, wide)]
+
+    thin, wide = held_up(2, 3)
+    assert thin > 1.2 * wide
+    assert held_up(2, 24)[0] == pytest.approx(held_up(2, 24)[1])
+    assert held_up(1000, 3)[0] == pytest.approx(held_up(1000, 3)[1])

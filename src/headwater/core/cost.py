@@ -16,6 +16,7 @@ from headwater.core.loads import (
     ACCELERATOR,
     AHEAD,
     ENGINE,
+    HELD_UP,
     LINK_DOWN,
     LINK_UP,
     LOOP,
@@ -38,9 +39,9 @@ from headwater.core.rig import Rig
 from headwater.errors import PlanError
 
 _MOVE_TOGETHER = (
-    (NODE, ENGINE, AHEAD),
+    (NODE, ENGINE, AHEAD, HELD_UP),
     (TRAINER, LOOP, OWN),
-    (SHARED, NODE, ENGINE, AHEAD, TRAINER, LOOP),
+    (SHARED, NODE, ENGINE, AHEAD, HELD_UP, TRAINER, LOOP),
 )  # what lightens the first lightens the others
 
 
@@ -128,10 +129,10 @@ class Estimate:
         """One sentence: what limits, and what would help next."""
         most = self._most()
         alike = next((kinds for kinds in _MOVE_TOGETHER if most.kind in kinds), (most.kind,))
-        if most.kind in (ENGINE, AHEAD):
+        if most.kind in (ENGINE, AHEAD, HELD_UP):
             alike = (most.kind,)
         # What is worked ahead shrinks with whatever limits now, so it is never what comes next.
-        others = [each for each in self.loads if each.kind not in (*alike, AHEAD)]
+        others = [each for each in self.loads if each.kind not in (*alike, AHEAD, HELD_UP)]
         after = max(others, key=lambda each: each.s, default=None)
         start = f"{most.resource} limits the run to an estimated {_rate(most.s)}"
         if after is None or after.s <= 0:
@@ -230,6 +231,7 @@ _TITLES: Mapping[str, str] = {
     NODE: "the store's CPU",
     READS: "the wait for single reads",
     AHEAD: "the work ahead",
+    HELD_UP: "the wait of nodes while the trainer reads its share",
     PORT_DOWN: "the trainer's port, inwards",
     PORT_UP: "the trainer's port, outwards",
     STORE_DOWN: "the link from the store",
@@ -245,6 +247,7 @@ _WAYS: Mapping[str, str] = {
     ENGINE: "a smaller node_batch or more prefetch would keep up to {factor} times as many cores busy",
     READS: "a store that answers up to {factor} times as soon would help",
     AHEAD: "more prefetch or larger chunks, up to {factor} times as many rows ahead, would help",
+    HELD_UP: "more prefetch, or a link up to {factor} times as fast, would help",
     LINK_DOWN: "a link up to {factor} times as fast would help",
     LINK_UP: "a link up to {factor} times as fast towards the nodes would help",
     PORT_DOWN: "a port up to {factor} times as fast would help",

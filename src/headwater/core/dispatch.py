@@ -135,12 +135,17 @@ class Dispatch:
 
     @property
     def paces(self) -> dict[str, Pace]:
-        """Of each node whose pace is known by now; one that is late with what it has is as slow as that."""
-        return {
-            node: Pace(self._pace_of(node), 0 if chunks else self._clock - self._since[node])
-            for node, chunks in self._out.items()
-            if node in self._pace or chunks
-        }
+        """Of each node whose pace is known by now; one that is late with what it has is as slow as that.
+
+        One that has finished nothing may have had to load something first, so it is asked again soon.
+        """
+        found = {}
+        for node, chunks in self._out.items():
+            if node in self._pace:
+                found[node] = Pace(self._pace_of(node), 0 if chunks else self._clock - self._since[node])
+            elif chunks:
+                found[node] = Pace(self._pace_of(node), round((ASK_AGAIN - 1) * self._pace_of(node)))
+        return found
 
     def out_on(self, node: str) -> frozenset[int]:
         """The chunks this node is working on."""

@@ -23,7 +23,7 @@ from headwater.core.share import more_ahead
 from headwater.errors import ConfigError, PlanError
 
 # What a load is on, in the order of the chain.
-NODE, ENGINE, READS, AHEAD = "node", "engine", "reads", "ahead"
+NODE, ENGINE, READS, AHEAD, HELD_UP = "node", "engine", "reads", "ahead", "held up"
 LINK_DOWN, LINK_UP, PORT_DOWN, PORT_UP, STORE_DOWN, STORE_UP = (
     "link down", "link up", "port down", "port up", "store link down", "store link up")  # fmt: skip
 TRAINER, LOOP, ACCELERATOR, SHARED, OWN = "trainer", "loop", "accelerator", "shared cores", "own engine"
@@ -344,10 +344,11 @@ class Pricing:
         if work.share:
             # While the trainer's own node reads a chunk, by several connections, the link has next to no room for rows:
             # nodes work on until all they may have under way is made, and then wait.
-            node_s = 1 / together
-            burst_s = work.own_bytes / self.rig.to_store.down_bytes_per_s
-            held_up_s = most(0.0, burst_s - (knobs.prefetch - 1) * len(self.rig.nodes) * node_s)
-            loads.append((AHEAD, None, (1 - work.share) * node_s + work.share * held_up_s))
+            node_s, store = 1 / together, self.rig.to_store.down_bytes_per_s
+            held_up_s = most(0.0, work.own_bytes / store - (knobs.prefetch - 1) * len(self.rig.nodes) * node_s)
+            if port is not None:  # a store that is slower than the port leaves some of it to rows
+                held_up_s = held_up_s * (port.down_bytes_per_s - store < work.down_bytes / node_s)
+            loads.append((HELD_UP, None, (1 - work.share) * node_s + work.share * held_up_s))
         return loads, first_chunk_s, busy_s
 
     def _own(self, knobs: Plan, work: Work) -> _Loads:

@@ -361,7 +361,7 @@ class _Passage:
         self._tell(self._ring.bad, number)
         if is_empty:
             self._gate.give(members)
-            self._go_on()
+        self._go_on()  # whoever tells the ring of a group's last sample has freed its slot; that may be any of them
 
     def _infer(self, group: int) -> None:
         with self._lock:

@@ -23,6 +23,7 @@ TIDY_EVERY_S = 60.0
 MAX_CHECKED = 4096  # files of which it is known what was checked; for a shard of 64 MB that is about 30 KB (estimated)
 _T = TypeVar("_T")
 State = tuple[int, int, int]
+Place = tuple[str, str]  # the root that it was asked for by, and its path
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +43,38 @@ class Maps:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._maps: OrderedDict[str, tuple[State, Mapped]] = OrderedDict()
-        self._checked: OrderedDict[str, tuple[State, set[int]]] = OrderedDict()
+        # By root and path: what may be read below one root may be out of bounds below another.
+        self._maps: OrderedDict[Place, tuple[State, Mapped]] = OrderedDict()
+        self._checked: OrderedDict[Place, tuple[State, set[int]]] = OrderedDict()
         self._will_tidy = False
 
-    def get(self, path: str, etag: Callable[[], str]) -> Mapped:
-        """The file at `path` as it is now; `etag` is asked when it has to be mapped. Raises OSError."""
-        state = _state(os.stat(path))
+    def get(self, path: str, etag: Callable[[], str], root: str = "") -> Mapped:
+        """The file at `path` as it is now; `etag` is asked when it has to be mapped, and says whether it may be read
+        below `root`. Raises OSError."""
+        place, state = (root, path), _state(os.stat(path))
         with self._lock:
-            if path in self._maps and self._maps[path][0] == state:
-                self._maps.move_to_end(path)
-                return self._maps[path][1]
+            if place in self._maps and self._maps[place][0] == state:
+                self._maps.move_to_end(place)
+                return self._maps[place][1]
         with open(path, "rb") as file:
             state = _state(os.fstat(file.fileno()))
             view, named = memoryview(_map(file.fileno()) if state[1] else b""), etag()
         with self._lock:
-            known, checked = self._checked.get(path, (state, set()))
+            known, checked = self._checked.get(place, (state, set()))
             mapped = Mapped(view, named, checked if known == state else set())
-            _put(self._checked, path, (state, mapped.checked), MAX_CHECKED)
-            _put(self._maps, path, (state, mapped), MAX_MAPS)
+            _put(self._checked, place, (state, mapped.checked), MAX_CHECKED)
+            _put(self._maps, place, (state, mapped), MAX_MAPS)
             self._tidy_later()
         return mapped
 
     def tidy(self) -> None:
         """Let go of files that are gone or are others by now."""
         with self._lock:
-            kept = [(path, state) for path, (state, _) in self._maps.items()]
-        stale = [path for path, state in kept if not _is_still(path, state)]  # not under the lock: a disk may hang
+            kept = [(place, state) for place, (state, _) in self._maps.items()]
+        stale = [place for place, state in kept if not _is_still(place[1], state)]  # not under the lock: a disk may hang
         with self._lock:
-            for path in stale:
-                self._maps.pop(path, None)
+            for place in stale:
+                self._maps.pop(place, None)
             self._will_tidy = False
             if self._maps:
                 self._tidy_later()
@@ -85,10 +88,10 @@ class Maps:
             timer.start()
 
 
-def _put(kept: OrderedDict[str, _T], path: str, value: _T, most: int) -> None:
+def _put(kept: OrderedDict[Place, _T], place: Place, value: _T, most: int) -> None:
     """As the newest of at most so many."""
-    kept[path] = value
-    kept.move_to_end(path)
+    kept[place] = value
+    kept.move_to_end(place)
     while len(kept) > most:
         kept.popitem(last=False)
 

@@ -251,7 +251,7 @@ class Store:
         """A file of a local store as memory, as it is now; no bytes are copied."""
         assert self._root is not None
         try:
-            return _MAPS.get(os.path.join(self._root, key), lambda: self.etag(key))
+            return _MAPS.get(os.path.join(self._root, key), lambda: self.etag(key), self._root)
         except FileNotFoundError:
             raise BadSampleError(key, f"is not in {self._shown}; put it back, or list the data again") from None
         except OSError as error:

@@ -9,7 +9,7 @@ A small file may still ask for much memory, as it is loaded or as it runs: `node
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from headwater.errors import RefusedError
@@ -35,8 +35,10 @@ _NAMES = """
 OPERATORS = frozenset(_NAMES.split())
 OPSETS = (11, 28)  # the oldest where these mean what they mean now; the newest that was looked at
 MAX_PARTS = 200_000  # operators and tensors; the largest models here have some thousands
+MAX_FIELDS = 4_000_000  # of protobuf that are looked at one by one; a part has ten or so
 MAX_BESIDE_BYTES = 32 << 20  # beside the weights; read as protobuf, this may take twenty times as much memory
 _MAX_DEPTH = 100  # protobuf's own limit
+_MAX_DIMS_BYTES = 10 * 64  # packed: no tensor that anybody runs has so many dimensions
 
 # Field numbers of onnx.proto.
 _MODEL_OPSET, _MODEL_GRAPH, _MODEL_TRAINING, _MODEL_FUNCTION = 8, 7, 20, 25
@@ -56,6 +58,7 @@ class _Census:
 
     max_weight_bytes: int
     num_parts: int = 0
+    num_fields: int = 0
     weight_bytes: int = 0  # as tensors in memory
     raw_bytes: int = 0  # in the file
     foreign: set[str] = field(default_factory=set)
@@ -64,6 +67,14 @@ class _Census:
         self.num_parts += 1
         if self.num_parts > MAX_PARTS:
             raise RefusedError(f"the prefix has more than {MAX_PARTS:,} operators and tensors; cut earlier")
+
+    def fields(self, message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
+        """Those of a message, counted: a file may have any number that mean nothing."""
+        for each in fields(message):
+            self.num_fields += 1
+            if self.num_fields > MAX_FIELDS:
+                raise RefusedError(f"the prefix has more than {MAX_FIELDS:,} fields; cut earlier")
+            yield each
 
 
 def check_upload(model: bytes, max_bytes: int) -> None:
@@ -85,11 +96,11 @@ def check_upload(model: bytes, max_bytes: int) -> None:
 
 def _model(message: memoryview, census: _Census) -> None:
     graphs = 0
-    for number, value in fields(message):
+    for number, value in census.fields(message):
         if number in (_MODEL_TRAINING, _MODEL_FUNCTION):
             raise RefusedError("the prefix has functions or training steps of its own; export it with them inlined")
         if number == _MODEL_OPSET:
-            _opset(_message(value))
+            _opset(_message(value), census)
         elif number == _MODEL_GRAPH:
             graphs += 1
             _graph(_message(value), census, 0)
@@ -97,8 +108,8 @@ def _model(message: memoryview, census: _Census) -> None:
         raise ValueError
 
 
-def _opset(message: memoryview) -> None:
-    found = dict(fields(message))
+def _opset(message: memoryview, census: _Census) -> None:
+    found = dict(census.fields(message))
     domain, version = _text(found.get(_OPSET_DOMAIN, memoryview(b""))), found.get(_OPSET_VERSION, 0)
     if domain not in ("", "ai.onnx"):
         return  # harmless as long as no operator is of it
@@ -109,7 +120,7 @@ def _opset(message: memoryview) -> None:
 def _graph(message: memoryview, census: _Census, depth: int) -> None:
     if depth > _MAX_DEPTH:
         raise ValueError
-    for number, value in fields(message):
+    for number, value in census.fields(message):
         if number == _GRAPH_SPARSE:
             raise RefusedError("the prefix has sparse weights; export it with dense ones")
         if number == _GRAPH_TENSOR:
@@ -121,7 +132,7 @@ def _graph(message: memoryview, census: _Census, depth: int) -> None:
 def _node(message: memoryview, census: _Census, depth: int) -> None:
     census.part()
     operator = domain = ""
-    for number, value in fields(message):
+    for number, value in census.fields(message):
         if number == _NODE_OP:
             operator = _text(value)
         elif number == _NODE_DOMAIN:
@@ -133,7 +144,7 @@ def _node(message: memoryview, census: _Census, depth: int) -> None:
 
 
 def _attribute(message: memoryview, census: _Census, depth: int) -> None:
-    for number, value in fields(message):
+    for number, value in census.fields(message):
         if number in _ATTRIBUTE_SPARSE:
             raise RefusedError("the prefix has sparse weights; export it with dense ones")
         if number in _ATTRIBUTE_TENSORS:
@@ -145,8 +156,10 @@ def _attribute(message: memoryview, census: _Census, depth: int) -> None:
 def _tensor(message: memoryview, census: _Census) -> None:
     census.part()
     items, kind, name = 1, 0, ""
-    for number, value in fields(message):
+    for number, value in census.fields(message):
         if number == _TENSOR_DIMS:
+            if not isinstance(value, int) and len(value) > _MAX_DIMS_BYTES:
+                raise ValueError
             for size in (value,) if isinstance(value, int) else _varints(value):
                 items *= size  # -1 is 2**64 - 1 here, and too much
                 if items > census.max_weight_bytes:

@@ -10,11 +10,12 @@ Both are kept across restarts. A file that is damaged is made again, or asked fo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from headwater.node.quantise import Ranges, has_vnni
 
 FORMAT = "headwater-int8 2"  # has a say in every name: raise it when another file is made of the same samples
 _WITHIN_S = 600.0  # a slow device with a large model
+_POLL_S = 0.25  # how soon it is noticed that nobody waits any more
 
 
 class Calibrations:
@@ -42,15 +44,15 @@ class Calibrations:
     def has(self, prefix: str, calibration: str) -> bool:
         return self._read(prefix, calibration) is not None
 
-    def calibrate(self, request: wire.Calibrate, path: Path) -> None:
+    def calibrate(self, request: wire.Calibrate, path: Path, abandoned: Callable[[], bool] = lambda: False) -> None:
         """Find the ranges of the prefix at `path` on the request's samples, unless they are known."""
         digest = request.chunk.extraction.prefix
         assert digest is not None
         target = self._path(digest, request.digest)
-        with self._lock:  # many chunks may miss it at once; it takes the memory of a whole prefix
+        with self._alone(abandoned):  # many chunks may miss it at once; it takes the memory of a whole prefix
             if self._read(digest, request.digest) is not None:
                 return
-            said = self._ask({"request": request.dumps().decode(), "path": str(path)})
+            said = self._ask({"request": request.dumps().decode(), "path": str(path)}, abandoned)
             scratch = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -103,9 +105,19 @@ class Calibrations:
             path.unlink(missing_ok=True)
         return None
 
-    def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def _alone(self, abandoned: Callable[[], bool]) -> Iterator[None]:
+        while not self._lock.acquire(timeout=_POLL_S):
+            if abandoned():
+                raise RefusedError("nobody waits for this calibration any more")
         try:
-            ended = self._children.run("headwater.node.quantise", json.dumps(asked).encode(), _WITHIN_S)
+            yield
+        finally:
+            self._lock.release()
+
+    def _ask(self, asked: dict[str, Any], abandoned: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        try:
+            ended = self._children.run("headwater.node.quantise", json.dumps(asked).encode(), _WITHIN_S, abandoned)
         except OSError as error:
             raise RefusedError(f"what makes an int8 prefix can't be started: {error}; make room there, or use fp32"
                                ) from None  # fmt: skip

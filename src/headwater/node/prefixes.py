@@ -12,6 +12,7 @@ import logging
 import os
 import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ TRIED_AT_ONCE = 2  # uploads: each takes a process and its memory
 # Loaded at once; the least recently used is dropped. Memory sets a lower limit: see node.tenants.
 MAX_ENGINES = 64
 FILES_KEPT = 8  # times the largest upload: what the folder may hold
+TOUCH_EVERY_S = 60.0  # how often a file is marked as used while requests come
+SIGN_EVERY_S = 5.0  # while an upload waits for its turn to be tried
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +108,7 @@ class Prefixes:
         self._lock = threading.Lock()
         self._engines: OrderedDict[Wanted, _Loaded] = OrderedDict()
         self._verified: dict[str, tuple[int, ...]] = {}  # digest → the state of the file when it was last hashed
+        self._touched: dict[str, float] = {}  # digest → when its file was last marked as used
         self._doors: dict[Wanted, tuple[threading.Lock, int]] = {}  # being loaded: its lock, and how many want it
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.part"):
@@ -114,13 +118,21 @@ class Prefixes:
     def __contains__(self, digest: str) -> bool:
         return self._path(digest).exists()
 
-    def put(self, digest: str, pieces: Iterable[bytes], room: Callable[[int], Any] = contextlib.nullcontext) -> None:
+    def put(
+        self,
+        digest: str,
+        pieces: Iterable[bytes],
+        room: Callable[[int], Any] = contextlib.nullcontext,
+        sign: Callable[[], None] = lambda: None,
+        run: Callable[[Callable[[], None]], None] = lambda work: work(),
+    ) -> None:
         """Take an upload in pieces. It is kept only if it is whole, what it says it is, and can be run.
 
-        `room` makes room for a model of so many bytes to be looked at.
+        `room` makes room for a model of so many bytes to be looked at; `sign` is called now and then while others are
+        looked at; `run` carries the look out, which may take a minute or two.
         """
         try:
-            self._put(digest, pieces, room)
+            self._put(digest, pieces, room, sign, run)
         except OSError as error:
             raise RefusedError(
                 f"the prefix can't be kept in {self._folder}: {error.strerror or error}; make room on that disk, or "
@@ -128,7 +140,14 @@ class Prefixes:
                 "XDG_CACHE_HOME)"
             ) from error
 
-    def _put(self, digest: str, pieces: Iterable[bytes], room: Callable[[int], Any]) -> None:
+    def _put(
+        self,
+        digest: str,
+        pieces: Iterable[bytes],
+        room: Callable[[int], Any],
+        sign: Callable[[], None],
+        run: Callable[[Callable[[], None]], None],
+    ) -> None:
         total, sha = 0, hashlib.sha256()
         handle, name = tempfile.mkstemp(dir=self._folder, prefix=f"{os.getpid()}-", suffix=".part")
         try:
@@ -145,17 +164,31 @@ class Prefixes:
             if sha.hexdigest() != digest:
                 found = sha.hexdigest()
                 raise RefusedError(f"{total} bytes arrived with sha256 {found}, not {digest}; upload it again")
-            with room(total), self._trying:
-                model = Path(name).read_bytes()
-                check_self_contained(model)
-                check_upload(model, self.max_bytes)
-                del model
-                self._try_out(Path(name))  # refused now if it can't be run; requests may want only a part of it
+            with room(total), self._turn(sign):
+                run(partial(self._look_at, Path(name)))
             os.replace(name, self._path(digest))
             self._make_room(digest)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+    @contextlib.contextmanager
+    def _turn(self, sign: Callable[[], None]) -> Iterator[None]:
+        """One of those that are tried at once."""
+        while not self._trying.acquire(timeout=SIGN_EVERY_S):
+            sign()
+        try:
+            yield
+        finally:
+            self._trying.release()
+
+    def _look_at(self, path: Path) -> None:
+        """RefusedError if it can't be run, or may not be; requests may want only a part of it."""
+        model = path.read_bytes()
+        check_upload(model, self.max_bytes)
+        check_self_contained(model)
+        del model
+        self._try_out(path)
 
     def path(self, digest: str) -> Path:
         """Where this prefix is kept."""
@@ -165,7 +198,9 @@ class Prefixes:
 
     def check(self, wanted: Wanted) -> None:
         """RefusedError, with the way out, if this can't be run here as it is wanted; loads nothing."""
-        self.path(wanted.digest)
+        if self.ready(wanted) is None:  # what is loaded needs no file
+            self.path(wanted.digest)
+        self._touch(wanted.digest)
         engine, must = wish(wanted.engine)
         engines.check_possible(engine if must else AUTO, wanted.precision)
         if wanted.precision == "int8":
@@ -174,14 +209,14 @@ class Prefixes:
             if not self._calibrations.has(wanted.digest, wanted.calibration):
                 raise RefusedError(f"{UNKNOWN_CALIBRATION} {wanted.calibration} of prefix {wanted.digest}")
 
-    def calibrate(self, request: Calibrate) -> None:
-        """Make ready for the int8 form of a prefix; takes a while."""
+    def calibrate(self, request: Calibrate, abandoned: Callable[[], bool] = lambda: False) -> None:
+        """Make ready for the int8 form of a prefix; takes a while, or ends soon once nobody waits for it any more."""
         engines.check_possible(AUTO, "int8")
         digest = request.chunk.extraction.prefix
         if digest is None:
             raise RefusedError("a calibration needs a prefix, and the request names none")
         self._read(digest)  # whole, and what it says it is
-        self._calibrations.calibrate(request, self._path(digest))
+        self._calibrations.calibrate(request, self._path(digest), abandoned)
 
     def engine(self, wanted: Wanted, limit_bytes: int | None = None) -> Engine:
         """The engine for this; tried out, within this memory, and loaded if need be, which takes a while."""
@@ -328,6 +363,18 @@ class Prefixes:
             after = _state(path)
             if after[:2] == state[:2]:  # the file that was hashed
                 self._verified[digest] = after
+
+    def _touch(self, digest: str) -> None:
+        """It is used now: the last to go when room is needed."""
+        path, now = self._path(digest), time.monotonic()
+        if now - self._touched.get(digest, -TOUCH_EVERY_S) < TOUCH_EVERY_S:
+            return
+        self._touched[digest] = now
+        with contextlib.suppress(OSError):
+            before = _state(path)
+            os.utime(path)
+            if self._verified.get(digest) == before:
+                self._verified[digest] = _state(path)
 
     def _make_room(self, newest: str) -> None:
         """Delete what was used longest ago until the folder is within its limit; it can be uploaded again."""

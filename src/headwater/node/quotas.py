@@ -22,6 +22,7 @@ from headwater.core.rate import Rate
 from headwater.errors import RefusedError
 
 MAX_WAITING = 256  # streams of one tenant; each is a thread of the node
+UPLOADS_AT_ONCE = 16  # times the largest: what a tenant's may have together while they come in; trainers of a job send at once
 _POLL_S = 1.0
 
 
@@ -33,6 +34,7 @@ class Quotas:
         self._room = threading.Condition()
         self._running: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
+        self._uploading: Counter[str] = Counter()  # bytes that have come of uploads under way
         self._rates: dict[tuple[str, int], Rate] = {}
         self._used: defaultdict[str, set[str]] = defaultdict(set)  # prefixes by tenant, since the start
 
@@ -44,14 +46,15 @@ class Quotas:
             yield from inner
             return
         life = pa.RecordBatch.from_pylist([], schema=schema), b""
-        with self._wait(grant):
-            while not (inside := self._enter(grant)) and not abandoned():
-                yield life
+        inside = False
         try:
-            until = time.monotonic() + self._wait_s(grant, num_rows)
-            while (left_s := until - time.monotonic()) > 0 and not abandoned():
-                time.sleep(min(left_s, _POLL_S))
-                yield life
+            with self._wait(grant):
+                while not (inside := self._enter(grant)) and not abandoned():
+                    yield life
+                until = time.monotonic() + self._wait_s(grant, num_rows)
+                while (left_s := until - time.monotonic()) > 0 and not abandoned():
+                    time.sleep(min(left_s, _POLL_S))
+                    yield life
             yield from inner
         finally:
             if inside:
@@ -106,13 +109,25 @@ class Quotas:
         if grant is None:
             yield from pieces
             return
-        limit, total = grant.quota.upload_bytes(most), 0
-        for piece in pieces:
-            total += len(piece)
-            if limit < total <= most:  # beyond that the node refuses it by itself
-                raise RefusedError(f"the prefix has more than {limit / 1e6:,.3g} MB, the limit of tenant "
-                                   f"{grant.tenant}; cut earlier, or ask whoever runs the node for more")  # fmt: skip
-            yield piece
+        limit, total, counted = grant.quota.upload_bytes(most), 0, 0
+        try:
+            for piece in pieces:
+                total += len(piece)
+                if limit < total <= most:  # beyond that the node refuses it by itself
+                    raise RefusedError(f"the prefix has more than {limit / 1e6:,.3g} MB, the limit of tenant "
+                                       f"{grant.tenant}; cut earlier, or ask whoever runs the node for "
+                                       "more")  # fmt: skip
+                with self._room:
+                    self._uploading[grant.tenant] += len(piece)
+                    counted = total
+                    if self._uploading[grant.tenant] > UPLOADS_AT_ONCE * limit:
+                        raise RefusedError(f"uploads of tenant {grant.tenant} that are under way have more than "
+                                           f"{UPLOADS_AT_ONCE * limit / 1e6:,.3g} MB together; send one after the "
+                                           "other")  # fmt: skip
+                yield piece
+        finally:
+            with self._room:
+                self._uploading[grant.tenant] -= counted
 
     def uploaded(self, grant: Grant | None, digest: str) -> None:
         """The tenant's prefix is kept from now on; what it used longest ago goes if all of its take too much."""

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -54,6 +54,8 @@ from headwater.version import VERSION
 MAX_CHUNKS = 16  # worked on at once; further ones wait their turn
 STALLED_S = 10.0  # a stream whose trainer has read nothing for so long no longer counts
 MAX_STORES = 64  # connections kept open; the oldest is dropped
+MAX_LISTINGS = 4  # at once; further ones wait
+CHILD_ENDS_WITHIN_S = 5.0  # once nobody waits for it
 PROBE_WITHIN_S = 600.0  # a measurement takes seconds; on a node with a hundredth of a core some minutes
 # What has a say in the numbers of a row beside the request: rows of another version are made anew, not served.
 _MAKER = f"headwater {VERSION}, pillow {PIL.__version__}"
@@ -102,6 +104,7 @@ class Node(flight.FlightServerBase):
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
         self._stopping = False
+        self._listings = threading.Semaphore(MAX_LISTINGS)
         self._turns = Turns(MAX_CHUNKS, STALLED_S)
         self._room = threading.Condition()  # a turn was given back
         self.calls = Calls(drain_s)
@@ -187,7 +190,8 @@ class Node(flight.FlightServerBase):
             digest = _digest((descriptor.command or b"").decode(errors="replace"))
             grant = grant_of(context)
             pieces = self._quotas.pieces(grant, self.calls.received(asked, _pieces(reader)), self._prefixes.max_bytes)
-            self._prefixes.put(digest, pieces, partial(self._room_to_look, writer))
+            sign = partial(writer.write, pa.py_buffer(b"waiting"))
+            self._prefixes.put(digest, pieces, partial(self._room_to_look, sign), sign, partial(self._look, sign))
             self._quotas.uploaded(grant, digest)
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
@@ -303,15 +307,22 @@ class Node(flight.FlightServerBase):
                     self._room.notify_all()  # turns are counted by job, and any job's request may wait first
 
     @contextmanager
-    def _room_to_look(self, writer: Any, num_bytes: int) -> Iterator[None]:
+    def _room_to_look(self, sign: Callable[[], None], num_bytes: int) -> Iterator[None]:
         """Memory to load an upload for a moment, with signs of life while that has to be waited for."""
         with self._tenants.errand("upload", TIMES_MODEL * num_bytes) as room:
             for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, lambda: self._stopping):
-                writer.write(pa.py_buffer(b"waiting"))
+                sign()
             if self._stopping:
                 raise _ended()
             yield
             give_back()
+
+    def _look(self, sign: Callable[[], None], work: Callable[[], None]) -> None:
+        """Carry this out, with signs of life meanwhile: gRPC hangs up on a call that is silent for 30 s."""
+        looking = self._start(work)
+        for _ in self._while(looking, lambda: self._stopping):
+            sign()
+        looking.result()
 
     def _take_turn(self, job: str) -> int | None:
         """A second's wait for a turn at most: meanwhile somebody may be found to have stalled."""
@@ -366,9 +377,15 @@ class Node(flight.FlightServerBase):
         with _as_status(), self._tenants.child("calibration", digest, TRIAL_ROWS) as room:
             for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, abandoned):
                 yield wire.blob_batch(b""), b""
-            work = self._start(self._prefixes.calibrate, request)
-            for _ in self._while(work, abandoned):
-                yield wire.blob_batch(b""), b""
+            gone = threading.Event()  # the context is of this call and must not be asked after it
+            work = self._start(self._prefixes.calibrate, request, gone.is_set)
+            try:
+                for _ in self._while(work, abandoned):
+                    yield wire.blob_batch(b""), b""
+            finally:
+                gone.set()
+                work.cancel()
+                wait([work], timeout=CHILD_ENDS_WITHIN_S)  # its memory is in the room
             work.result()
             yield wire.blob_batch(b""), b"{}"
 
@@ -377,6 +394,12 @@ class Node(flight.FlightServerBase):
     ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Signs of life while the store is listed, then the samples; the last batch's metadata belongs to them all."""
         counts: queue.SimpleQueue[int | Samples | HeadwaterError] = queue.SimpleQueue()
+        gone = threading.Event()
+
+        def on_page(count: int) -> None:
+            if gone.is_set():
+                raise RefusedError("nobody waits for this listing any more")
+            counts.put(count)
 
         def work() -> None:
             try:
@@ -386,24 +409,33 @@ class Node(flight.FlightServerBase):
                         request.layout,
                         path_column=request.path_column,
                         label_column=request.label_column,
-                        on_page=counts.put,
+                        on_page=on_page,
                     )
                 )
             except HeadwaterError as error:
                 counts.put(error)
             except Exception as error:
                 counts.put(HeadwaterError(f"unexpected {type(error).__name__}: {error}"))
+            finally:
+                self._listings.release()
 
         with _as_status():
+            while not self._listings.acquire(timeout=SIGN_OF_LIFE_S):
+                if self._stopping or context.is_cancelled():
+                    raise _ended()
+                yield wire.listing_progress(0)
             threading.Thread(target=work, name="listing", daemon=True).start()
             found: int | Samples | HeadwaterError = 0
-            while isinstance(found, int):
-                yield wire.listing_progress(found)
-                try:
-                    found = counts.get(timeout=SIGN_OF_LIFE_S)
-                except queue.Empty:
-                    if self._stopping or context.is_cancelled():
-                        raise _ended() from None
+            try:
+                while isinstance(found, int):
+                    yield wire.listing_progress(found)
+                    try:
+                        found = counts.get(timeout=SIGN_OF_LIFE_S)
+                    except queue.Empty:
+                        if self._stopping or context.is_cancelled():
+                            raise _ended() from None
+            finally:
+                gone.set()
             if isinstance(found, HeadwaterError):
                 raise found
             yield from wire.listing_batches(found)
@@ -424,6 +456,7 @@ class Node(flight.FlightServerBase):
                 wanted = Wanted.of(want)
                 self._prefixes.check(wanted)
                 finding = self._start(self._prefixes.way, wanted, room.granted_bytes)
+                cleanup.callback(finding.cancel)
                 for _ in self._while(finding, abandoned):
                     yield wire.blob_batch(b""), b""
                 path, outputs, way = finding.result()

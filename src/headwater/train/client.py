@@ -23,7 +23,7 @@ from headwater.data.answers import check_hello, check_probe
 from headwater.data.samples import Samples
 from headwater.data.secrets import redact
 from headwater.data.wire import Chunk, Listing
-from headwater.errors import DamagedError, HeadwaterError, RefusedError, UnreachableError, VersionError
+from headwater.errors import ConfigError, DamagedError, HeadwaterError, RefusedError, UnreachableError, VersionError
 from headwater.train.access import TLS, Access
 from headwater.train.reply import Gathering, Reply
 from headwater.version import VERSION
@@ -51,7 +51,8 @@ class NodeClient:
         self.received_bytes = 0  # of rows, as they come in
         self._is_waiting = False  # for memory on the node; said once
         self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may end a stream anywhere, also in here
+        self._mending = threading.Lock()
         with self._plain_errors():
             self._client = (access or Access()).connect(address, _OPTIONS)
 
@@ -87,14 +88,18 @@ class NodeClient:
     def upload(self, digest: str, path: Path) -> None:
         """Send a prefix, piece by piece."""
         schema = pa.schema([("piece", pa.binary())])
-        with self._plain_errors():
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            raise ConfigError(f"the prefix in {path} can't be read ({error.strerror}), and {self.name} needs it; start "
+                              "the job again, which writes it anew") from None  # fmt: skip
+        with file, self._plain_errors():
             writer, _ = self._client.do_put(flight.FlightDescriptor.for_command(digest.encode()), schema)
-            with path.open("rb") as file:
-                try:
-                    while piece := file.read(_PIECE_BYTES):
-                        writer.write_batch(pa.record_batch([pa.array([piece], pa.binary())], schema=schema))
-                finally:
-                    writer.close()
+            try:
+                while piece := file.read(_PIECE_BYTES):
+                    writer.write_batch(pa.record_batch([pa.array([piece], pa.binary())], schema=schema))
+            finally:
+                writer.close()
 
     def calibrate(self, request: wire.Calibrate) -> None:
         """Make it ready for the int8 form of a prefix that it has; takes a while the first time."""
@@ -175,13 +180,26 @@ class NodeClient:
         try:
             return self._rows(chunk, stopped)
         except RefusedError as error:
-            digest = chunk.extraction.prefix
-            if digest in self._files and wire.UNKNOWN_PREFIX in str(error):
-                self.upload(digest, self._files[digest])  # the node lost its disk; the chunk is tried again
-            calibration = chunk.extraction.calibration
-            if calibration in self._calibrations and wire.UNKNOWN_CALIBRATION in str(error):
-                self.calibrate(self._calibrations[calibration])
-            raise
+            if not self._mend(chunk, str(error)):
+                raise
+            return self._rows(chunk, stopped)
+
+    def _mend(self, chunk: Chunk, said: str) -> bool:
+        """The node lost its disk, or made room for others: send again what it lacks. False if it is not that.
+
+        All chunks that are under way there are refused together; one of them sends it.
+        """
+        digest, calibration = chunk.extraction.prefix, chunk.extraction.calibration
+        if digest in self._files and wire.UNKNOWN_PREFIX in said:
+            with self._mending:
+                if not self._act("has-prefix", digest.encode()):
+                    self.upload(digest, self._files[digest])
+            return True
+        if calibration in self._calibrations and wire.UNKNOWN_CALIBRATION in said:
+            with self._mending:
+                self.calibrate(self._calibrations[calibration])  # no more than a question where it is there by now
+            return True
+        return False
 
     def _rows(self, chunk: Chunk, stopped: threading.Event) -> Reply:
         want = chunk.extraction
@@ -204,6 +222,11 @@ class NodeClient:
                 elif item.data.num_rows:
                     self._is_waiting = False
         return gathering.reply(num_bytes)
+
+    @property
+    def is_waiting(self) -> bool:
+        """For memory on the node, by its own word."""
+        return self._is_waiting
 
     def _tell_wait(self, place: tuple[int, int] | None) -> None:
         if place is not None and not self._is_waiting:

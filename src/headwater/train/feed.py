@@ -1,6 +1,7 @@
 """Chunks in, replies out, in order: the threads and queues around `core.dispatch`.
 
-Owns `Feed`. Every decision is the dispatch's; this file only carries them out and reports what happened.
+Owns `Feed`. Which worker gets which chunk is the dispatch's decision; what is this file's own: which errors are worth
+another try, after what pause, and when patience is over.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ RETRY_EVERY_S = 1.0
 LATE_S = 1.0  # the dispatch is told each time that the trainer has waited for so long
 END_WITHIN_S = 5.0  # a thread that waits for a node gone silent ends by itself when its connection is given up
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # before a chunk is tried again whose store failed; doubled each time
+SILENT_TIMES = 10  # of patience: a trainer that has got nothing for so long stops, though its nodes give signs of life
+STARTS_WITHIN_S = 10.0  # a worker that takes longer to answer is there: it is sent a prefix, or being started
 MAX_DEATHS = 10  # of nodes while they worked on the same chunk: it may be what kills them
 # What another try, or another node, may mend: what is said of a node or its store; and what nobody foresaw, which is a
 # HeadwaterError and nothing more. Anything else is the same everywhere and stops the job at once.
@@ -74,6 +77,7 @@ class Feed:
         self._kept: dict[int, Reply] = {}
         self._ready: deque[Reply] = deque()
         self._down: dict[str, str] = {}  # worker → why
+        self._asking: dict[str, float] = {}  # of those, who is being asked again → since when
         self._deaths: Counter[int] = Counter()  # chunk → how often its node was lost meanwhile
         self._outages: dict[int, tuple[float, int]] = {}  # chunk → since when its store fails, and how often it did
         self._error: HeadwaterError | None = None
@@ -96,8 +100,10 @@ class Feed:
         try:
             while True:
                 with self._wake:
+                    since = told = time.monotonic()
                     while not self._wake.wait_for(self._has_news, timeout=LATE_S):
                         self._carry_out(self._machine.late())
+                        since, told = self._silent(since, told)
                     if self._ready:
                         reply = self._ready.popleft()
                     elif self._error is not None:
@@ -112,6 +118,24 @@ class Feed:
                     self._carry_out(self._machine.taken())
         finally:
             self.close()
+
+    def _silent(self, since: float, told: float) -> tuple[float, float]:
+        """The loop has waited since then; the lock is held. Nodes that live and yet send nothing are told of, and after
+        a long while the job stops: a store on a dead mount answers neither with bytes nor with an error."""
+        now = time.monotonic()
+        if self._down or any(worker.is_waiting for worker in self._workers.values()):
+            return now, now  # that is said elsewhere
+        if now - told > self._patience_s:
+            told = now
+            out = {name: sorted(self._machine.out_on(name)) for name in self._workers}
+            work = "; ".join(f"{name} has chunks {', '.join(map(str, some))}" for name, some in out.items() if some)
+            log.warning("no rows have come for %.0f s, though nodes answer: %s", now - since, work or "nobody has any")
+        if now - since > SILENT_TIMES * self._patience_s:
+            self._last_error = None
+            self._carry_out(self._machine.give_up(
+                f"no rows have come for {now - since:.0f} s, though nodes answer; can they read the data (a store or a "
+                "disk that hangs)? Their logs may say more"))  # fmt: skip
+        return since, told
 
     def _has_news(self) -> bool:
         return bool(self._ready or self._machine.done or self._error is not None or self._closed.is_set())
@@ -131,6 +155,7 @@ class Feed:
             if self._closed.is_set():
                 return
             self._closed.set()
+            self._paces.clear()  # who was down in the end is forgotten
             self._paces.update(self._machine.paces)
             self._wake.notify_all()
         for name, worker in self._workers.items():
@@ -230,34 +255,22 @@ class Feed:
                 self._carry_out(self._machine.failed(name, chunk, str(error), counts=False))
 
     def _revive(self) -> None:
-        """Ask dead workers again and again; give up when nobody could do what is left for too long."""
+        """Have dead workers asked again and again; give up when nobody could do what is left for too long."""
         alone_since: float | None = None
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._closed.is_set() or self._down)
                 if self._closed.is_set():
                     return
-                down = dict(self._down)
-            for name in down:
-                try:
-                    self._workers[name].prepare()
-                except HeadwaterError as error:
-                    log.debug("%s is still down: %s", name, error)
-                    with self._wake:
-                        self._down[name] = str(error)
-                    continue
-                except Exception:  # ours; without this thread the consumer would wait for ever
-                    log.exception("unexpected error while asking %s again", name)
-                    continue
-                with self._wake:
-                    log.warning("%s answers again", name)
-                    del self._down[name]
-                    self._carry_out(self._machine.node_up(name))
-            with self._wake:
-                if not self._machine.is_stuck:
+                now = time.monotonic()
+                for name in [name for name in self._down if name not in self._asking]:
+                    self._asking[name] = now
+                    # Each by itself: one may be sent a large file, or not be there at all, while another is back.
+                    threading.Thread(target=self._ask_again, args=(name,), name=f"ask-{name}", daemon=True).start()
+                comes = any(now - since > STARTS_WITHIN_S for since in self._asking.values())
+                if not self._machine.is_stuck or comes:
                     alone_since = None
                 else:
-                    now = time.monotonic()
                     alone_since = now if alone_since is None else alone_since
                     if now - alone_since > self._patience_s:
                         reasons = "; ".join(self._down.values())
@@ -268,3 +281,25 @@ class Feed:
                             f"{who} has answered for {self._patience_s:g} s. {reasons}"))  # fmt: skip
                         return
                 self._wake.wait_for(self._closed.is_set, timeout=RETRY_EVERY_S)
+
+    def _ask_again(self, name: str) -> None:
+        """Whether a worker that was taken for dead is there again."""
+        reason = None
+        try:
+            self._workers[name].prepare()
+        except HeadwaterError as error:
+            log.debug("%s is still down: %s", name, error)
+            reason = str(error)
+        except Exception as error:  # ours; without an answer the consumer would wait for ever
+            log.exception("unexpected error while asking %s again", name)
+            reason = f"unexpected {type(error).__name__}: {error}"
+        with self._wake:
+            del self._asking[name]
+            if self._closed.is_set():
+                return
+            if reason is not None:
+                self._down[name] = reason
+                return
+            log.warning("%s answers again", name)
+            del self._down[name]
+            self._carry_out(self._machine.node_up(name))

@@ -19,6 +19,7 @@ class HostWorker:
     """Reads and decodes in this process."""
 
     name = "host"
+    is_waiting = False
 
     def __init__(self, store: Store, num_threads: int | None = None) -> None:
         self._store = store

@@ -126,9 +126,11 @@ class Job:
         """
         if plan.precision not in (FULL, *self.deviations) and plan.has_prefix:
             self.deviations[plan.precision] = self._source.deviation(plan, self.model)
+        self._source.adopt(plan)
         if self._watch is not None:
             self._watch.close()
-        self._source.adopt(plan)
+            if self._source.plan != plan:  # it had another one under way in the same moment
+                self._source.adopt(plan)
 
     def close(self) -> None:
         """Hang up, and end the embedded node if there is one. The model stays as it is."""

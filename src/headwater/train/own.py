@@ -32,6 +32,10 @@ class OwnNode:
         self.read_bytes = 0  # of samples, so far
         self._node, self._client = self._start()
 
+    @property
+    def is_waiting(self) -> bool:
+        return self._client.is_waiting
+
     def needs(self, digest: str, path: Path) -> None:
         """The prefix that `prepare` makes sure of from now on."""
         with self._lock:

@@ -33,6 +33,10 @@ class Worker(Protocol):
 
     name: str
 
+    @property
+    def is_waiting(self) -> bool:
+        """Does it wait for something by its own word, so that silence is no fault?"""
+
     def prepare(self) -> None:
         """Answer, or raise: called before the first chunk and whenever the worker was taken for dead."""
 

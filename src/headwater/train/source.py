@@ -122,7 +122,7 @@ class Source:
         self._setting = setting
         self._job, self._num_kinds = uuid.uuid4().hex, 0
         self._kind: Extraction | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may close an iterator anywhere, also in here
         self._adopting = threading.RLock()  # again by whoever holds the run
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self._closed = Event()

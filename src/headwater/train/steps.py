@@ -56,7 +56,7 @@ def model_costs(
             loss.backward()
 
     try:
-        with torch.random.fork_rng(devices=[]):
+        with _same_draws(device):
             behind_s, rows = row_s(seconds, lambda rows: step(_first(tensors, rows)), batch)
             behind_bytes = _row_bytes(device, lambda: step(_first(tensors, rows)), rows)
     finally:  # running statistics and gradients as they were
@@ -111,6 +111,13 @@ def _row_bytes(device: torch.device, work: Callable[[], Any], rows: int) -> int:
         return 0
     work()
     return max(0, peak_bytes() - before) // rows
+
+
+def _same_draws(device: torch.device) -> Any:
+    """What is drawn inside (by dropout, say) is not missing afterwards, here or on the device."""
+    if device.type == "cpu":
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device.index or 0], device_type=device.type)
 
 
 def _settle(device: torch.device) -> None:

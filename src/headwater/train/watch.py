@@ -302,7 +302,8 @@ class Watch:
                     found = Link(*client.measure_link(MEASURE_S))
                     measured.append((client, found))
             links.append(found)
-        store, speed = self._measure_here()
+        # A store that this machine can't read is not asked again and again while the run stands still.
+        store, speed = self._measure_here() if rig.trainer_reads else (None, None)
         if store is None and rig.trainer_reads:
             store = rig.store_link  # a store that does not answer for the moment is no reason to give it up
         port = rig.trainer_link
