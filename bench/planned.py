@@ -18,7 +18,7 @@ from headwater.core.share import more_ahead
 BATCH = 16
 WARM_S = 60.0
 SKIP_ROWS = 48  # in the beginning, whose chunks wait for each other
-SKIP_SHARED_ROWS = 240  # the same where both sides work
+SKIP_SHARED_S = 10.0  # the same where both sides work: until all that is asked for at once has come, or for so long
 
 
 class Trainer:
@@ -65,7 +65,8 @@ class Trainer:
         are made, and chunks that nobody takes yet arrive faster than they will be. A slope through all of them, since
         chunks come in bursts where several are under way at once. And how busy this process was meanwhile. Stops after
         `num_chunks` and `at_least_s`, or `at_most_s` after the first chunk. The time until then is not in it: a node
-        may load an engine first.
+        may load an engine first. Where more than half of an epoch is asked for at once, the whole epoch counts, from
+        its beginning: it has no part in which things flow.
         """
         job = self._job
         assert job is not None
@@ -74,13 +75,14 @@ class Trainer:
             job._watch.close()  # the plan is pinned
         job._source.adopt(hw.Plan.from_json(plan), warm_s=WARM_S)
         counts = job.counts
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         taken: list[tuple[float, float, int, int]] = []  # when, CPU-seconds, rows the loop has taken, rows that came
         rows_before = seen = counts.num_rows
         skip = max(1, SKIP_ROWS // job.plan.chunk_rows)
-        if job.plan.host_share:  # what is asked for at once: both sides begin with nothing, and not at the same pace
-            asked = 2 * job.plan.prefetch + more_ahead(job.plan.host_share)
-            skip = max(skip, min(asked, SKIP_SHARED_ROWS // job.plan.chunk_rows))
+        shared, whole = job.plan.host_share > 0, False
+        if shared:  # what is asked for at once: both sides begin with nothing, and not at the same pace
+            skip = max(skip, 2 * job.plan.prefetch + more_ahead(job.plan.host_share))
+            whole = 2 * skip * job.plan.chunk_rows > len(job.samples)
         batches = iter(job.loader)
         for x, y in batches:
             loss = cross_entropy(job.model(x), y)
@@ -91,9 +93,15 @@ class Trainer:
             if counts.num_rows != seen:
                 seen = counts.num_rows
                 taken.append((now, time.process_time(), seen - rows_before, counts.num_arrived))
-            enough = len(taken) > skip + num_chunks and now - taken[skip][0] >= at_least_s
+                if shared and len(taken) < skip and now > SKIP_SHARED_S:
+                    skip = len(taken)
+            enough = not whole and len(taken) > skip + num_chunks and now - taken[skip][0] >= at_least_s
             if enough or (taken and now - taken[0][0] > at_most_s):
                 break
+        else:
+            if whole:
+                cpu_s = time.process_time() - cpu
+                return {"rate": taken[-1][2] / now, "busy": cpu_s / now}
         batches.close()  # type: ignore[attr-defined]
         used = taken[min(skip, max(0, len(taken) - 3)) :]
         if len(used) < 3:  # too slow to tell more
