@@ -90,7 +90,9 @@ class Result:
         keys = list(dict.fromkeys(key for case in self.cases for key in case))
         texts = {key: [_plain(case.get(key, "")) for case in self.cases] for key in keys}
         needed = {key: 3 + max(map(len, [key, *texts[key]])) for key in keys}
-        shown = [key for number, key in enumerate(keys) if 1 + sum(needed[each] for each in keys[: number + 1]) <= width]
+        shown = [
+            key for number, key in enumerate(keys) if 1 + sum(needed[each] for each in keys[: number + 1]) <= width
+        ]
         hidden = [key for key in keys if key not in shown]
         more = f"in docs/results/{self._stem}.md: {', '.join(hidden)}" if hidden else None
         table = Table(title=f"{self.name}: every measured point", caption=more, title_justify="left",

@@ -177,3 +177,13 @@ def test_copies_of_a_folder_have_the_same_etags_and_a_rewritten_file_another(tmp
     (second / "x").write_bytes(b"two")
     os.utime(second / "x", (1, 1))
     assert open_store(str(second)).etag("x") != before
+
+
+def test_what_is_mapped_below_one_root_is_not_thereby_allowed_below_another(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "secret").write_bytes(b"secret")
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "b")
+    assert bytes(open_store(str(tmp_path)).map("a/link/secret").view) == b"secret"
+    with pytest.raises(BadSampleError, match="leads out of the folder through a link"):
+        open_store(str(tmp_path / "a")).map("link/secret")

@@ -1,12 +1,13 @@
 """A store that fails for a while, and data that moves: the epoch goes on, or ends with the reason."""
 
 import shutil
+import threading
 import time
 
 import numpy as np
 import pytest
 
-from headwater.errors import HeadwaterError, StoreError
+from headwater.errors import HeadwaterError, StoreError, UnreachableError
 from headwater.train import feed
 from headwater.train.reply import Reply
 
@@ -15,6 +16,7 @@ class Failing:
     """A worker whose store says no for a while."""
 
     name = "failing"
+    is_waiting = False
 
     def __init__(self, times, error=StoreError):
         self.times, self.error, self.asked = times, error, 0
@@ -87,3 +89,39 @@ def test_a_folder_that_a_link_leads_to_may_be_swapped_between_jobs(pictures, sta
     link.unlink()
     link.symlink_to(tmp_path / "v2")
     assert sum(len(y) for _, y in near(link, [node.address]).loader) == 30
+
+
+class Silent(Failing):
+    """A worker that lives, and sends nothing."""
+
+    name = "silent"
+
+    def rows(self, chunk, stopped):
+        stopped.wait(60)
+        raise UnreachableError("stopped")
+
+
+def test_nodes_that_live_and_send_nothing_end_the_epoch_after_a_long_while(monkeypatch, caplog):
+    monkeypatch.setattr(feed, "LATE_S", 0.01)
+    with pytest.raises(HeadwaterError, match=r"no rows have come for .* can they read the data"):
+        run(Silent(0), patience_s=0.02)
+    assert "silent has chunks 0" in caplog.text
+
+
+def test_a_node_that_is_back_need_not_wait_for_one_that_is_not(monkeypatch):
+    monkeypatch.setattr(feed, "RETRY_EVERY_S", 0.01)
+    back = threading.Event()
+
+    class Gone(Failing):
+        def prepare(self):
+            back.wait(60)  # as long as it takes to send it a large file
+            raise UnreachableError("still away")
+
+    class Back(Failing):
+        def prepare(self):
+            back.set()
+
+    workers = {"gone": Gone(10**9, UnreachableError), "back": Back(1, UnreachableError)}
+    found = feed.Feed(workers, 3, lambda index, name: index, per_worker=1, patience_s=60.0)
+    assert len(list(found)) == 3
+    assert back.is_set()

@@ -135,3 +135,19 @@ def test_rows_of_no_fixed_shape_are_refused(build, upload):
     model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
     with pytest.raises(RefusedError, match="only the number of rows may vary"):
         upload(model.SerializeToString())
+
+
+def _field(number, payload):
+    return bytes([number << 3 | 2]) + bytes([len(payload) & 0x7F | 0x80, len(payload) >> 7]) + payload
+
+
+def test_a_tensor_of_a_thousand_dimensions_is_no_model():
+    tensor = _field(1, b"\x01" * 1000) + b"\x10\x01"
+    with pytest.raises(RefusedError, match="not an ONNX file"):
+        check_upload(_field(7, _field(5, tensor)), GB)
+
+
+def test_fields_that_mean_nothing_are_not_walked_for_ever(build, monkeypatch):
+    monkeypatch.setattr(allowed, "MAX_FIELDS", 50)
+    with pytest.raises(RefusedError, match="more than 50 fields"):
+        check_upload(build.model() + b"\x98\x06\x01" * 60, GB)

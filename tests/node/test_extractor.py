@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,8 +65,6 @@ def test_every_sample_has_a_row_or_a_reason(extractor, copies, chunk_of, node_ba
 
 def chunk_of_same(chunk, etags):
     """The chunk again, without the etags, as of a store that has none."""
-    from dataclasses import replace
-
     return replace(chunk, samples=tuple(ref if etags else replace(ref, etag="") for ref in chunk.samples))
 
 
@@ -76,6 +75,17 @@ def test_groups_without_a_good_sample_hold_no_buffer(extractor, copies, chunk_of
     passage = extract._Passage(extractor, open_store(chunk.extraction.url), chunk, None, None, extract.Open(1), 1.0)
     assert [len(part.bad) for part in passage.parts(lambda: False)] == [3]
     assert passage._buffers == {}
+
+
+def test_many_groups_without_a_good_sample_all_come_to_an_end(extractor, copies, chunk_of):
+    """Whichever thread finds a group's last bad sample: its slot is free, and the next group begins."""
+    for path in copies.rglob("*.jpg"):
+        path.write_bytes(b"no picture")
+    chunk = chunk_of(folder=copies, node_batch=2)
+    samples = tuple(replace(chunk.samples[number % 3], id=number) for number in range(60))
+    for _ in range(20):
+        ids, bad = rows_of(extractor, replace(chunk, samples=samples))
+        assert (ids, len(bad)) == ([], 60)
 
 
 def test_a_file_replaced_after_the_listing_is_an_error(extractor, copies, chunk_of):

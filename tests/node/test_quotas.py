@@ -150,3 +150,14 @@ def test_a_tokens_weight_is_that_of_its_jobs(tenants, chunk_of, never, monkeypat
     for name in "ab":
         assert tenants[name].rows(chunk_of(None), never).good.all()
     assert seen == {"a": 3.0, "b": 1.0}
+
+
+def test_uploads_under_way_together_have_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(quotas, "UPLOADS_AT_ONCE", 2)
+    held, allowed = Quotas(tmp_path), grant(max_upload_bytes=10)
+    first, second = (held.pieces(allowed, iter([b"x" * 9]), 100) for _ in range(2))
+    assert next(first) == next(second) == b"x" * 9
+    with pytest.raises(RefusedError, match="one after the other"):
+        next(held.pieces(allowed, iter([b"x" * 9]), 100))
+    assert list(first) == []
+    assert next(held.pieces(allowed, iter([b"x" * 9]), 100))

@@ -6,13 +6,14 @@ import io
 import os
 import pickle
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
 from headwater.data import wire
-from headwater.errors import RefusedError
+from headwater.errors import ConfigError, RefusedError
 from headwater.node import prefixes
 from headwater.node.service import Node
 from headwater.train.client import NodeClient
@@ -145,9 +146,8 @@ def test_a_damaged_stored_prefix_is_asked_for_again(build, upload, client, state
     other = NodeClient(f"grpc://127.0.0.1:{again.port}")
     try:
         other.needs(prefix, tmp_path / "upload.onnx")
-        with pytest.raises(RefusedError, match="damaged"):
-            other.rows(chunk_of(prefix), never)
         assert other.rows(chunk_of(prefix), never).good.all()
+        assert hashlib.sha256(stored.read_bytes()).hexdigest() == prefix
     finally:
         other.close()
         again.stop(5)
@@ -174,3 +174,54 @@ def test_the_folder_of_prefixes_stays_within_its_limit_and_drops_the_longest_unu
         kept.put(digests[-1], [data])
         os.utime(tmp_path / f"{digests[-1]}.onnx", (number, number))
     assert [digest in kept for digest in digests] == [False, False, True, True]
+
+
+def test_what_is_loaded_runs_on_though_its_file_made_room_for_others(build, upload, client, state, chunk_of, never):
+    prefix = upload(build.model())
+    assert client.rows(chunk_of(prefix), never).good.all()
+    (state / "prefixes" / f"{prefix}.onnx").unlink()
+    assert client.rows(chunk_of(prefix), never).good.all()
+
+
+def test_a_prefix_that_is_asked_for_is_the_last_to_go(build, upload, client, state, chunk_of, never, monkeypatch):
+    prefix = upload(build.model())
+    assert client.rows(chunk_of(prefix), never).good.all()
+    file = state / "prefixes" / f"{prefix}.onnx"
+    os.utime(file, (1, 1))
+    monkeypatch.setattr(prefixes, "TOUCH_EVERY_S", 0.0)
+    assert client.rows(chunk_of(prefix), never).good.all()
+    assert file.stat().st_mtime > 1
+
+
+def test_chunks_that_are_refused_together_send_the_prefix_once(build, client, chunk_of, never, tmp_path, monkeypatch):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(build.model())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    client.needs(digest, path)
+    sent, whole = [], client.upload
+    monkeypatch.setattr(client, "upload", lambda *what: (sent.append(what), whole(*what)))
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda _: client.rows(chunk_of(digest), never), range(4)))
+    assert all(reply.good.all() for reply in replies)
+    assert len(sent) == 1
+
+
+def test_a_prefix_whose_own_file_is_gone_is_not_the_nodes_fault(client, tmp_path):
+    with pytest.raises(ConfigError, match="start the job again"):
+        client.upload("0" * 64, tmp_path / "gone.onnx")
+
+
+def test_an_upload_that_waits_for_its_turn_gives_signs_of_life(tmp_path, build, monkeypatch):
+    monkeypatch.setattr(prefixes, "SIGN_EVERY_S", 0.01)
+    held = prefixes.Prefixes(tmp_path, 1 << 30, try_out=lambda path: None)
+    signs, model = [], build.model()
+    for _ in range(prefixes.TRIED_AT_ONCE):
+        held._trying.acquire()
+
+    def sign():
+        signs.append(1)
+        if len(signs) == 3:
+            held._trying.release()
+
+    held.put(hashlib.sha256(model).hexdigest(), [model], sign=sign)
+    assert len(signs) == 3

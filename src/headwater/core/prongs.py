@@ -3,8 +3,8 @@
 Owns the three strategies. Draws belong to samples, not to places, so all of them give every sample the same pixels, and
 each sample once; they differ in the order of the batches, and in what that order costs.
 
-- **ordered**: both sides work ahead on the same order, chunk by chunk (`core.share` says whose a chunk is). Batches come
-  as in a plain run. Costs a window of finished rows that wait for their turn.
+- **ordered**: both sides work ahead on the same order, chunk by chunk (`core.share` says whose a chunk is). Batches
+  come as in a plain run. Costs a window of finished rows that wait for their turn.
 - **mte** (moving towards each other): the trainer takes the head of the order up to a meeting point, the storage side
   the tail, from its end backwards; the loop uses up the head, then switches once. The meeting point is in the plan, so
   the order repeats exactly from it (`visits`). Costs room for the whole tail on the storage side.
@@ -126,7 +126,7 @@ class TwoEnded:
         return [Keep(chunk), *self._deliver(), *self._assign()]
 
     def failed(self, worker: str, chunk: int, reason: str, *, counts: bool = True) -> list[Decision]:
-        """The worker lives, and could not do this chunk. After `max_failures` of these that count for one chunk, stop."""
+        """The worker lives, and could not do this chunk. After `max_failures` that count for one chunk, stop."""
         if chunk not in self._out.get(worker, ()):
             return []
         self._out[worker].remove(chunk)

@@ -71,7 +71,8 @@ class Maps:
         """Let go of files that are gone or are others by now."""
         with self._lock:
             kept = [(place, state) for place, (state, _) in self._maps.items()]
-        stale = [place for place, state in kept if not _is_still(place[1], state)]  # not under the lock: a disk may hang
+        # Not under the lock: a disk may hang.
+        stale = [place for place, state in kept if not _is_still(place[1], state)]
         with self._lock:
             for place in stale:
                 self._maps.pop(place, None)

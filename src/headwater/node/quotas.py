@@ -22,7 +22,8 @@ from headwater.core.rate import Rate
 from headwater.errors import RefusedError
 
 MAX_WAITING = 256  # streams of one tenant; each is a thread of the node
-UPLOADS_AT_ONCE = 16  # times the largest: what a tenant's may have together while they come in; trainers of a job send at once
+# Times the largest: what a tenant's may have together while they come in. Trainers of one job send at once.
+UPLOADS_AT_ONCE = 16
 _POLL_S = 1.0
 
 
