@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from headwater.data import wire
-from headwater.errors import ConfigError, NodeError
+from headwater.errors import ConfigError, NodeError, RefusedError
 from headwater.train.client import NodeClient
 
 
@@ -89,6 +89,22 @@ def test_an_embedded_node_ends_also_while_a_forked_process_holds_its_input(pictu
         node.close()
         os.close(held)
         assert node._process.returncode == 0
+
+
+def test_an_embedded_node_answers_to_nobody_but_whoever_started_it(pictures):
+    from headwater.train.client import NodeClient
+    from headwater.train.embedded import EmbeddedNode
+
+    node = EmbeddedNode(str(pictures))
+    stranger, ours = NodeClient(node.address), NodeClient(node.address, node.access)
+    try:
+        assert ours.hello()["roots"]
+        with pytest.raises(RefusedError, match="token"):
+            stranger.hello()
+        assert node.access.token not in repr(node.access)
+    finally:
+        for each in (stranger, ours, node):
+            each.close()
 
 
 def test_an_embedded_node_that_says_nothing_is_given_up(pictures, monkeypatch, alive):

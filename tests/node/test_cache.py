@@ -561,7 +561,7 @@ def test_nodes_beside_two_scripts_both_keep_rows(pictures, tmp_path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     nodes, clients = [EmbeddedNode(str(pictures), 1, 10**6) for _ in range(2)], []
     try:
-        clients += [NodeClient(node.address) for node in nodes]
+        clients += [NodeClient(node.address, node.access) for node in nodes]
         assert [client.hello()["busy"]["cache_budget_bytes"] for client in clients] == [10**6] * 2
     finally:
         for each in (*clients, *nodes):

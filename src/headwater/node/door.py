@@ -15,7 +15,7 @@ import pyarrow.flight as flight
 
 from headwater.core.access import Grant, identify
 from headwater.errors import RefusedError
-from headwater.node.tokens import TokensFile
+from headwater.node.tokens import OneToken, TokensFile
 
 KEY = "access"  # of the middleware
 _TELL_EVERY_S = 10.0  # strangers must not fill the log
@@ -32,9 +32,9 @@ class Visit(flight.ServerMiddleware):
 
 
 class Door(flight.ServerMiddlewareFactory):
-    """Lets in calls with a token of the file."""
+    """Lets in calls with a token that is known."""
 
-    def __init__(self, tokens: TokensFile) -> None:
+    def __init__(self, tokens: TokensFile | OneToken) -> None:
         super().__init__()
         self._tokens = tokens
         self._lock = threading.Lock()

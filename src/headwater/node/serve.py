@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import resource
+import secrets
 import select
 import signal
 import sys
@@ -19,6 +20,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from headwater.core.access import Grant, token_digest
+from headwater.core.redact import TOKEN_START
 from headwater.errors import ConfigError
 from headwater.node.cache import Cache
 from headwater.node.calls import Calls
@@ -26,6 +29,7 @@ from headwater.node.metrics import metrics_text
 from headwater.node.pages import Pages, listen_http
 from headwater.node.service import Node
 from headwater.node.tls import Tls
+from headwater.node.tokens import OneToken
 
 DRAIN_S = 20.0  # a chunk takes seconds; Kubernetes kills after 30 s
 STOP_WITHIN_S = 1.0  # streams end within 0.25 s of being told; those nobody reads are cut off
@@ -68,7 +72,7 @@ def serve(
     announce: Callable[[Node], None] = lambda node: None,
     until_input_ends: bool = False,
     is_far: bool = False,
-    tokens: Path | None = None,
+    tokens: Path | OneToken | None = None,
     tls: Tls | None = None,
 ) -> None:
     """Serve `roots` until a signal arrives, or, if wanted, until standard input ends.
@@ -152,16 +156,21 @@ def serve_embedded(
     memory_bytes: int | None = None,
     is_far: bool = False,
 ) -> None:
-    """Serve one root on a free loopback port, tell the parent which, and end when the parent closes our input.
+    """Serve one root on a free loopback port, tell the parent which and with what token, and end when the parent closes
+    our input.
 
     The input also closes when the parent is killed, so an embedded node never outlives its trainer.
     """
 
     logging.getLogger("headwater.node.calls").setLevel(logging.ERROR)  # the trainer tells its user of the others
 
-    def announce(node: Node) -> None:
-        print(json.dumps({"address": f"grpc://127.0.0.1:{node.port}"}), flush=True)
+    token = TOKEN_START + secrets.token_urlsafe(32)
 
+    def announce(node: Node) -> None:
+        print(json.dumps({"address": f"grpc://127.0.0.1:{node.port}", "token": token}), flush=True)
+
+    # Others may run programs on this machine, too: the port is for whoever started this node.
+    tokens = OneToken(Grant("trainer", token_digest(token)))
     serve((root,), listen="grpc://127.0.0.1:0", num_threads=num_threads, cache_bytes=cache_bytes,
           num_caches=EMBEDDED_CACHES, max_memory_bytes=memory_bytes, announce=announce,
-          until_input_ends=True, is_far=is_far)  # fmt: skip
+          until_input_ends=True, is_far=is_far, tokens=tokens)  # fmt: skip

@@ -48,7 +48,7 @@ from headwater.node.quotas import Quotas
 from headwater.node.roots import is_below
 from headwater.node.tenants import TIMES_MODEL, TRIAL_ROWS, Tenants
 from headwater.node.tls import Tls
-from headwater.node.tokens import TokensFile
+from headwater.node.tokens import OneToken, TokensFile
 from headwater.version import VERSION
 
 MAX_CHUNKS = 16  # worked on at once; further ones wait their turn
@@ -74,7 +74,7 @@ class Node(flight.FlightServerBase):
         max_upload_bytes: int = 2 << 30,
         cache: Cache | None = None,
         drain_s: float = 0.0,
-        tokens: Path | None = None,
+        tokens: Path | OneToken | None = None,
         tls: Tls | None = None,
         is_wary: bool = True,
         max_memory_bytes: int | None = None,
@@ -83,13 +83,14 @@ class Node(flight.FlightServerBase):
     ) -> None:
         """`cache` keeps rows that were made; it is closed with the node. None keeps nothing.
 
-        `drain_s` is what requests under way get when the node is told to stop. With `tokens`, a file, only calls with
-        one of its tokens are answered; without, all are. `is_wary`: uploads may be a stranger's. Jobs share
+        `drain_s` is what requests under way get when the node is told to stop. With `tokens` (a file, or one token) only
+        calls with one of them are answered; without, all are. `is_wary`: uploads may be a stranger's. Jobs share
         `max_memory_bytes`, or what the machine has (docs/tenants.md); `adapt=False` gives each groups as large as it
         asks for, and runs them whole. `is_far` from the store: behind a link that others need, too.
         """
         self.roots = tuple(full_url(root) for root in roots)
-        middleware = {} if tokens is None else {KEY: Door(TokensFile(tokens, self.roots))}
+        known = TokensFile(tokens, self.roots) if isinstance(tokens, Path) else tokens
+        middleware = {} if known is None else {KEY: Door(known)}
         tls_options = {} if tls is None else tls.server_options()
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads, in_pieces=adapt,

@@ -1,6 +1,7 @@
 """The tokens file of a running node: read at the start, and again whenever it changes.
 
-Owns `TokensFile`. A version that can't be used is refused with a line in the log, and the one before stays in force.
+Owns `TokensFile`, and `OneToken` for a node that has a single user. A version of the file that can't be
+used is refused with a line in the log, and the one before stays in force.
 """
 
 from __future__ import annotations
@@ -21,6 +22,16 @@ from headwater.node.roots import is_below
 MAX_BYTES = 16 << 20
 
 log = logging.getLogger(__name__)
+
+
+class OneToken:
+    """That of whoever started this node, who alone was told it."""
+
+    def __init__(self, grant: Grant) -> None:
+        self._grants = (grant,)
+
+    def grants(self) -> tuple[Grant, ...]:
+        return self._grants
 
 
 class TokensFile:

@@ -13,12 +13,13 @@ import threading
 import weakref
 
 from headwater.errors import NodeError
+from headwater.train.access import Access
 
 START_WITHIN_S = 120.0  # it takes a second or two; a machine may have much else to do
 
 
 class EmbeddedNode:
-    """A node process on a free loopback port."""
+    """A node process on a free loopback port, which answers to whoever has `access`."""
 
     def __init__(
         self,
@@ -53,10 +54,11 @@ class EmbeddedNode:
             heard = f"only {line.strip()[:100]!r}" if line else "nothing"
             said = {"error": f"it said {heard} within {START_WITHIN_S:g} s; see what else this machine is busy with, "
                     "or start a node yourself with `headwater serve` and name it in nodes=[…]"}  # fmt: skip
-        if "address" not in said:
+        if "address" not in said or "token" not in said:
             self.close()
             raise NodeError(f"the embedded node did not start: {said.get('error')}")
         self.address: str = said["address"]
+        self.access = Access(said["token"])
         self.pid = self._process.pid
 
     @property

@@ -123,7 +123,7 @@ class Feed:
         """The loop has waited since then; the lock is held. Nodes that live and yet send nothing are told of, and after
         a long while the job stops: a store on a dead mount answers neither with bytes nor with an error."""
         now = time.monotonic()
-        if self._down or any(worker.is_waiting for worker in self._workers.values()):
+        if len(self._down) == len(self._workers) or any(worker.is_waiting for worker in self._workers.values()):
             return now, now  # that is said elsewhere
         if now - told > self._patience_s:
             told = now

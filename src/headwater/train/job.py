@@ -255,7 +255,7 @@ def near(
         if nodes is None:
             node = EmbeddedNode(root_of(url), node_threads, cache_bytes)
             stack.callback(node.close)
-            clients = [NodeClient(node.address)]
+            clients = [NodeClient(node.address, node.access)]
         elif nodes != "inline":
             if isinstance(nodes, str) or not nodes:
                 raise ConfigError(f'nodes is {nodes!r}; it must be a list of addresses, None, or "inline"')

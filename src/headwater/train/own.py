@@ -91,7 +91,7 @@ class OwnNode:
     def _start(self) -> tuple[EmbeddedNode, NodeClient]:
         node = EmbeddedNode(self._root, self._num_threads, 0, self._memory_bytes, is_far=True)
         try:
-            return node, NodeClient(node.address)
+            return node, NodeClient(node.address, node.access)
         except BaseException:
             node.close()
             raise
