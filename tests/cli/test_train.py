@@ -43,7 +43,8 @@ def test_a_run_leaves_a_model_a_checkpoint_and_its_metrics(undisturbed):
     assert sorted(path.name for path in undisturbed.iterdir()) == ["checkpoint.pt", "metrics.jsonl", "model.pt"]
     lines = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(EPOCHS))
-    assert set(lines[0]) == {"epoch", "loss", "pictures_per_s", "bytes_per_picture", "skipped"}
+    assert set(lines[0]) == {"epoch", "loss", "pictures_per_s", "bytes_per_picture", "skipped", "tiers"}
+    assert lines[0]["tiers"]["trainer"]["cpu_s"] > 0
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert 0 < lines[0]["bytes_per_picture"] < 2 * PIXEL_BYTES, "of rows, pixels or files: the plan is the machine's"
 

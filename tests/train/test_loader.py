@@ -29,6 +29,9 @@ class Source:
         self.bad, self.plans, self.switches = frozenset(bad), plans, dict(switches)
         self.version, self.asked, self.num_chunks = 0, [], 0
 
+    def stepped(self, start, end):
+        pass
+
     def step_clock(self):
         return lambda num_rows: None
 

@@ -26,21 +26,27 @@ if TYPE_CHECKING:
     import torch
 
     from headwater.train.job import Job
+    from headwater.train.usage import Usage
 
 
 def train(
     job: Path = typer.Argument(help="The job file, in TOML; docs/job-file.md tells its fields."),
     resume: bool = typer.Option(False, "--resume", help="Go on from the checkpoint in the job's output folder."),
+    trace: Path = typer.Option(None, help="Write a timeline of the run to this file; ui.perfetto.dev opens it."),
 ) -> None:
     """Train a model as a job file says: its frozen part near the data, the rest here.
 
-    Writes model.pt (the model's own state_dict), checkpoint.pt and metrics.jsonl to the job's output folder.
+    Writes model.pt (the model's own state_dict), checkpoint.pt and metrics.jsonl to the job's output folder. After each
+    epoch it prints what it took: CPU-seconds and memory of the trainer and of each node (for all of a node's jobs), and
+    energy, which is modelled from the watts in [power].
     """
     needs_torch()
-    run(read_job(job), resume)
+    if trace is not None and not trace.resolve().parent.is_dir():
+        raise ConfigError(f"the timeline can't be written to {trace}: there is no folder {trace.resolve().parent}")
+    run(read_job(job), resume, trace)
 
 
-def run(file: JobFile, resume: bool) -> None:
+def run(file: JobFile, resume: bool, trace: Path | None = None) -> None:
     """Train, epoch by epoch."""
     import torch
 
@@ -59,7 +65,11 @@ def run(file: JobFile, resume: bool) -> None:
     common = near_options(file)
     with ExitStack() as stack:
         ctrl_c = stack.enter_context(_CtrlC())
-        job = stack.enter_context(hw.near(model, file.url(file.data.url), shuffle=file.train.shuffle, **common))
+        job = stack.enter_context(
+            hw.near(model, file.url(file.data.url), shuffle=file.train.shuffle, trace=trace is not None, **common)
+        )
+        if trace is not None:
+            stack.callback(_write_trace, job, trace, console)
         check = None
         if file.data.validation:  # now, so that what is wrong with it is found before the first step
             planned = ("cut", "codec", "plan", "profile", "precision", "tolerance")
@@ -82,15 +92,20 @@ def run(file: JobFile, resume: bool) -> None:
                      "random": torch.get_rng_state()}  # fmt: skip
             _write(checkpoint, lambda path: torch.save(state, path))
 
+        job.usage()  # what planning took is no part of an epoch
         try:
             while job.loader.state_dict()["epoch"] < file.train.epochs:
-                line = _epoch(job, optimizer, file, console, position, save, ctrl_c)
+                line: dict[str, Any] = dict(_epoch(job, optimizer, file, console, position, save, ctrl_c))
+                tiers = job.usage()
                 if check is not None:
                     line["accuracy"] = _accuracy(check)
                 save()
                 with (output / "metrics.jsonl").open("a") as metrics:
-                    metrics.write(json.dumps(line) + "\n")
+                    told = {name: each.to_json() for name, each in tiers.items()}
+                    metrics.write(json.dumps({**line, "tiers": told}) + "\n")
                 console.print("  ".join(f"{name} {value:,.4g}" for name, value in line.items()))
+                for name, each in tiers.items():
+                    console.print(f"  {name}: {_usage(each)}", style="dim")
         except KeyboardInterrupt:
             save()
             console.print(f"stopped; the checkpoint is {checkpoint}, go on with --resume")
@@ -139,6 +154,23 @@ def _epoch(
         "bytes_per_picture": (job.counts.num_bytes - num_bytes) / max(rows, 1),
         "skipped": len(job.loader.skipped),
     }
+
+
+def _usage(each: Usage) -> str:
+    """In words, for a person."""
+    parts = [f"{each.cpu_s:,.3g} s of CPU", f"{each.resident_bytes / 1e6:,.0f} MB"]
+    if each.page_cache_bytes is not None:
+        parts.append(f"{each.page_cache_bytes / 1e6:,.0f} MB of file pages")
+    if each.modelled_j is not None:
+        parts.append(f"{each.modelled_j:,.3g} J (modelled)")
+    return ", ".join(parts)
+
+
+def _write_trace(job: Job, path: Path, console: Console) -> None:
+    assert job.trace is not None
+    job.trace.write(path)
+    left_out = f"; {job.trace.num_left_out:,} further spans were left out" if job.trace.num_left_out else ""
+    console.print(f"the timeline is {path}; ui.perfetto.dev opens it{left_out}")
 
 
 class _CtrlC:

@@ -28,6 +28,7 @@ from headwater.data.wire import Bad, Chunk
 from headwater.errors import BadSampleError, HeadwaterError
 
 Run = Callable[[np.ndarray], Sequence[np.ndarray]]
+Note = Callable[[str, float, float], None]  # a stage, and when it began and ended (time.perf_counter), in its thread
 
 NUM_READERS = 16  # concurrent requests to the store; not tuned: enough to hide the latency of a store nearby
 SLOTS = 3  # one group being sent, one inferred, one decoded
@@ -127,14 +128,15 @@ class Extractor:
         at_once: int | None = None,
         gate: Gate | None = None,
         weight: float = 1.0,
+        note: Note = lambda stage, start, end: None,
     ) -> Iterator[Part]:
         """The chunk's rows in parts, as they get ready. Bad samples are reported, anything else raises.
 
         `run` gets at most `at_once` rows, or a whole group. A group waits for it as pixels, a quarter of the bytes.
         `gate` says when groups begin and how large they are; without it they are as large as was asked for. `weight` is
-        the job's among those that share the threads.
+        the job's among those that share the threads. `note` is told of every stage of every sample and group.
         """
-        passage = _Passage(self, store, chunk, run, at_once, gate or Open(chunk.extraction.node_batch), weight)
+        passage = _Passage(self, store, chunk, run, at_once, gate or Open(chunk.extraction.node_batch), weight, note)
         try:
             yield from passage.parts(abandoned)
         finally:
@@ -185,9 +187,11 @@ class _Passage:
         at_once: int | None,
         gate: Gate,
         weight: float,
+        note: Note = lambda stage, start, end: None,
     ) -> None:
         self._extractor = extractor
         self._weight = weight
+        self._note = note
         self._store = store
         self._chunk = chunk
         self._run = run
@@ -229,7 +233,9 @@ class _Passage:
             group, part = item
             start = time.perf_counter()
             yield part
-            self._extractor.busy.add(send_s=time.perf_counter() - start)
+            end = time.perf_counter()
+            self._extractor.busy.add(send_s=end - start)
+            self._note("send", start, end)
             del item, part
             heard = time.monotonic()
             self._tell(self._ring.sent, group)
@@ -331,21 +337,32 @@ class _Passage:
         except BadSampleError as error:
             self._give_up_on(number, error)
             return None
-        self._extractor.has_read(time.perf_counter() - start, len(data))
+        end = time.perf_counter()
+        self._extractor.has_read(end - start, len(data))
+        self._note("read", start, end)
         return data
 
     def _place(self, number: int, data: Any) -> None:
         """Put the sample's pixels into its group's buffer."""
         ref = self._chunk.samples[number]
-        start = time.perf_counter()
+        start = decoded = time.perf_counter()
+
+        def on_decoded() -> None:
+            nonlocal decoded
+            decoded = time.perf_counter()
+
+        draw = Draw(self._chunk.seed, self._chunk.epoch, ref.id)
         try:
-            pixels = self._transforms.pixels(data, ref.key, Draw(self._chunk.seed, self._chunk.epoch, ref.id))
+            pixels = self._transforms.pixels(data, ref.key, draw, on_decoded)
         except BadSampleError as error:
             self._give_up_on(number, error)
             return
         with self._lock:
             self._buffers.setdefault(self._ring.group_of(number), {})[number] = pixels
-        self._extractor.busy.add(decode_s=time.perf_counter() - start)
+        end = time.perf_counter()
+        self._extractor.busy.add(decode_s=end - start)
+        self._note("decode", start, decoded)
+        self._note("augment", decoded, end)
         self._tell(self._ring.decoded, number)
 
     def _give_up_on(self, number: int, error: BadSampleError) -> None:
@@ -389,7 +406,10 @@ class _Passage:
             self._transforms.finish(each, row)
         made = time.perf_counter()
         pieces.parts.append([each.copy() if np.may_share_memory(each, rows) else each for each in run(rows)])
-        self._extractor.busy.add(decode_s=made - start, infer_s=time.perf_counter() - made)
+        end = time.perf_counter()
+        self._extractor.busy.add(decode_s=made - start, infer_s=end - made)
+        self._note("augment", start, made)
+        self._note("infer", made, end)
         if pieces.pixels:
             self._compute(_INFER_FIRST, self._run_piece, group)
             return

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,6 +153,7 @@ class Chunk:
     index: int
     samples: tuple[SampleRef, ...]
     reuse: bool = True  # a node may send rows that it kept, and keep these
+    trace: bool = False  # tell in the end what was done when
 
     def dumps(self) -> bytes:
         return json.dumps(
@@ -163,6 +165,7 @@ class Chunk:
                 "epoch": self.epoch,
                 "index": self.index,
                 "reuse": self.reuse,
+                **({"trace": True} if self.trace else {}),
                 "extraction": self.extraction.to_json(),
                 "samples": [ref.to_json() for ref in self.samples],
             },
@@ -243,10 +246,9 @@ def loads(ticket: bytes) -> Listing | Chunk | Probe | Calibrate | Blob:
         if len({ref.id for ref in samples}) != len(samples):
             raise ConfigError("a chunk names the same sample twice")
         extraction = Extraction.from_json(data["extraction"])
-        reuse = data.get("reuse", True)
-        if type(reuse) is not bool:
-            raise ConfigError(f"reuse must be bool, not {shown(reuse)}")
-        chunk = Chunk(extraction, data["job"], data["seed"], data["epoch"], data["index"], samples, reuse)
+        reuse, trace = data.get("reuse", True), data.get("trace", False)
+        _require({"reuse": reuse, "trace": trace}, reuse=bool, trace=bool)
+        chunk = Chunk(extraction, data["job"], data["seed"], data["epoch"], data["index"], samples, reuse, trace)
         if data["kind"] == "rows":
             return chunk
         if len(samples) > MAX_PROBE_SAMPLES:
@@ -315,6 +317,32 @@ def unpack_waiting(metadata: bytes) -> tuple[int, int] | None:
         return int(place), int(count)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+@dataclass(frozen=True)
+class Spans:
+    """What a node did for a chunk, on its own clock; of each span its stage, thread, start and seconds."""
+
+    begun_s: float
+    ended_s: float
+    spans: tuple[tuple[str, str, float, float], ...]
+
+
+def pack_spans(found: Spans) -> bytes:
+    """As the metadata of a chunk's last batch."""
+    return json.dumps({"bad": [], "spans": found.spans, "clock": [found.begun_s, found.ended_s]}).encode()
+
+
+def unpack_spans(metadata: bytes) -> Spans | None:
+    """The way back from `pack_spans`; None if that is not what a batch came with."""
+    try:
+        said = json.loads(metadata)
+        begun_s, ended_s = map(float, said["clock"])
+        spans = tuple((str(name), str(lane), float(start), float(taken)) for name, lane, start, taken in said["spans"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    numbers = [begun_s, ended_s, *(number for _, _, *pair in spans for number in pair)]
+    return Spans(begun_s, ended_s, spans) if all(map(math.isfinite, numbers)) else None
 
 
 def unpack_bad(metadata: bytes) -> list[Bad]:

@@ -31,7 +31,7 @@ from headwater.data import wire
 from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
 from headwater.data.layouts import list_samples
-from headwater.data.memory import give_back, memory_bytes
+from headwater.data.memory import give_back, held_bytes, memory_bytes, page_cache_bytes
 from headwater.data.samples import Samples
 from headwater.data.secrets import redact
 from headwater.data.store import Store, full_url, open_store
@@ -83,8 +83,8 @@ class Node(flight.FlightServerBase):
     ) -> None:
         """`cache` keeps rows that were made; it is closed with the node. None keeps nothing.
 
-        `drain_s` is what requests under way get when the node is told to stop. With `tokens` (a file, or one token) only
-        calls with one of them are answered; without, all are. `is_wary`: uploads may be a stranger's. Jobs share
+        `drain_s` is what requests under way get when the node is told to stop. With `tokens` (a file, or one token)
+        only calls with one of them are answered; without, all are. `is_wary`: uploads may be a stranger's. Jobs share
         `max_memory_bytes`, or what the machine has (docs/tenants.md); `adapt=False` gives each groups as large as it
         asks for, and runs them whole. `is_far` from the store: behind a link that others need, too.
         """
@@ -154,6 +154,8 @@ class Node(flight.FlightServerBase):
             "busy": {**self._extractor.busy.to_json(), **(self.cache.to_json() if self.cache else {})},
             "cache_fault": None if self.cache is None else self.cache.why_off,
             "cpu_s": time.process_time(),
+            "resident_bytes": held_bytes(),
+            "page_cache_bytes": page_cache_bytes(),
             "draining": not self.calls.is_serving,
             "chunks": self._chunks(),
             "prefix_files": self._prefixes.files(),
@@ -279,6 +281,11 @@ class Node(flight.FlightServerBase):
                 if abandoned():
                     raise _ended()
                 yield pa.RecordBatch.from_pylist([], schema=schema), b""
+            begun, spans = time.perf_counter(), list[tuple[str, str, float, float]]()
+
+            def note(stage: str, start: float, end: float) -> None:
+                spans.append((stage, threading.current_thread().name, start, end - start))
+
             try:
                 kept = self.cache.look_up(chunk, maker) if self.cache is not None else None
                 if kept is not None:
@@ -287,14 +294,16 @@ class Node(flight.FlightServerBase):
                         with self._sending(turn):
                             yield wire.pack_columns(want.codec, want.boundary, ids, columns), b""
                         self._extractor.busy.add(send_s=time.perf_counter() - start)
+                        if chunk.trace:
+                            note("send", start, time.perf_counter())
                         if abandoned():
                             raise _ended()
                     chunk = replace(chunk, samples=tuple(chunk.samples[place] for place in kept.missing()))
-                if not chunk.samples:
-                    return
-                store = self._store(want.url)
-                for part in self._extractor.rows(store, chunk, run, abandoned, at_once=at_once, gate=room,
-                                                 weight=weight):  # fmt: skip
+                store = self._store(want.url) if chunk.samples else None
+                options: dict[str, Any] = {"note": note} if chunk.trace else {}
+                for part in () if store is None else self._extractor.rows(store, chunk, run, abandoned, at_once=at_once,
+                                                                          gate=room, weight=weight,
+                                                                          **options):  # fmt: skip
                     columns = codecs.encode(want.codec, part.tensors, want.boundary)
                     if kept is not None:
                         kept.keep(part.ids, columns)
@@ -302,6 +311,9 @@ class Node(flight.FlightServerBase):
                         yield wire.pack_columns(want.codec, want.boundary, part.ids, columns), wire.pack_bad(part.bad)
                 if abandoned():
                     raise _ended()
+                if chunk.trace:
+                    told = wire.Spans(begun, time.perf_counter(), tuple(spans))
+                    yield pa.RecordBatch.from_pylist([], schema=schema), wire.pack_spans(told)
             finally:
                 with self._room:
                     self._turns.give_back(turn)

@@ -26,6 +26,7 @@ from headwater.data.wire import Chunk, Listing
 from headwater.errors import ConfigError, DamagedError, HeadwaterError, RefusedError, UnreachableError, VersionError
 from headwater.train.access import TLS, Access
 from headwater.train.reply import Gathering, Reply
+from headwater.train.trace import Trace
 from headwater.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -43,13 +44,16 @@ _OPTIONS = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10
 class NodeClient:
     """One node. `prefix` is the ONNX file it must hold before rows can be asked for."""
 
-    def __init__(self, address: str, access: Access | None = None) -> None:
+    def __init__(self, address: str, access: Access | None = None, place: str | None = None) -> None:
+        """`place` is what a timeline calls it, instead of its address."""
         self.name = address
+        self._place = place or address
         self._prefix: tuple[str, Path] | None = None  # what it needs now
         self._files: dict[str, Path] = {}  # what it may need to be sent again, by digest
         self._calibrations: dict[str, wire.Calibrate] = {}  # what it may need to be asked again
         self.received_bytes = 0  # of rows, as they come in
         self._is_waiting = False  # for memory on the node; said once
+        self.trace: Trace | None = None  # what is told of chunks that ask for it
         self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
         self._lock = threading.RLock()  # the garbage collector may end a stream anywhere, also in here
         self._mending = threading.Lock()
@@ -204,7 +208,7 @@ class NodeClient:
     def _rows(self, chunk: Chunk, stopped: threading.Event) -> Reply:
         want = chunk.extraction
         gathering = Gathering(chunk, want.boundary)
-        ticket = chunk.dumps()
+        ticket, asked_s, spans = chunk.dumps(), time.perf_counter(), None
         num_bytes = len(ticket)
         with self._plain_errors(), self._reading(ticket, stopped) as reader:
             for item in reader:
@@ -218,9 +222,12 @@ class NodeClient:
                     num_bytes += item.app_metadata.size
                     said = item.app_metadata.to_pybytes()
                     gathering.add_bad(wire.unpack_bad(said))
+                    spans = wire.unpack_spans(said) if chunk.trace else None
                     self._tell_wait(wire.unpack_waiting(said))
                 elif item.data.num_rows:
                     self._is_waiting = False
+        if spans is not None and self.trace is not None:
+            self.trace.add_far(self._place, chunk.index, asked_s, time.perf_counter(), spans)
         return gathering.reply(num_bytes)
 
     @property

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from threading import Event
+from typing import Any
 
 from headwater.data.extract import Extractor
 from headwater.data.store import Store
 from headwater.data.wire import Chunk
 from headwater.errors import UnreachableError
 from headwater.train.reply import Gathering, Reply
+from headwater.train.trace import Trace
 
 
 class HostWorker:
@@ -24,6 +26,7 @@ class HostWorker:
     def __init__(self, store: Store, num_threads: int | None = None) -> None:
         self._store = store
         self._extractor = Extractor(num_threads or len(os.sched_getaffinity(0)))
+        self.trace: Trace | None = None
 
     @property
     def read_bytes(self) -> int:
@@ -35,7 +38,11 @@ class HostWorker:
 
     def rows(self, chunk: Chunk, stopped: Event) -> Reply:
         gathering = Gathering(chunk, chunk.extraction.boundary)
-        for part in self._extractor.rows(self._store, chunk, None, stopped.is_set):
+        trace = self.trace
+        options: dict[str, Any] = {}
+        if trace is not None:
+            options["note"] = lambda stage, start, end: trace.add(stage, start, end, chunk=chunk.index)
+        for part in self._extractor.rows(self._store, chunk, None, stopped.is_set, **options):
             gathering.add(part.ids, part.tensors)
             gathering.add_bad(part.bad)
         if stopped.is_set():

@@ -50,8 +50,10 @@ from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.loader import Loader
 from headwater.train.measure import Measured, measure, measure_here, trainers_here
-from headwater.train.own import OwnNode
+from headwater.train.own import PLACE, OwnNode
 from headwater.train.source import Counts, Setting, Source, rest_fault
+from headwater.train.trace import Trace
+from headwater.train.usage import Meter, Usage
 from headwater.train.watch import Switch, Watch
 
 PATIENCE_S = 60.0
@@ -75,7 +77,11 @@ class Job:
         measured: Measured | None = None,
         watch: Watch | None = None,
         deviations: Mapping[str, Deviation] | None = None,
+        trace: Trace | None = None,
+        meter: Meter | None = None,
     ) -> None:
+        self.trace = trace  # what was done when, if it was asked for
+        self._meter = meter
         self.model = model
         self.loader = loader
         self.cuts = cuts
@@ -117,6 +123,11 @@ class Job:
             error = self.deviations.get(plan.precision, "error not measured")
             text += f"; the prefix runs in {plan.precision}: {error}"
         return text
+
+    def usage(self) -> dict[str, Usage]:
+        """What the trainer and each node took since this was last asked, or since the job began: CPU-seconds, memory,
+        and energy, which is modelled, where `power` was given. A node counts for all of its jobs together."""
+        return {} if self._meter is None else self._meter.lap()
 
     def adopt(self, plan: Plan) -> None:
         """Go over to this plan from the next batch on, in the middle of an epoch, too: the batches stay the same.
@@ -170,6 +181,7 @@ def near(
     node_cache: str | None = None,
     views: int = 0,
     share: bool = True,
+    trace: bool = False,
     patience_s: float = PATIENCE_S,
     power: Mapping[str, tuple[float, float]] | None = None,
     token: str | None = None,
@@ -206,6 +218,8 @@ def near(
     node_cache     how much the node that nodes=None starts may keep on disk, such as "10GB"; "0" keeps nothing
     share          whether the planner may have this machine do a share of the nodes' work, in a process beside this one
                    that reads the store
+    trace          note what is done when, on this machine and on nodes: `job.trace.write("run.json")` writes a timeline
+                   that ui.perfetto.dev opens
     rank, world    which of how many trainers this is; taken from torch.distributed if it is initialised
     patience_s     how long to wait for a node to come back once none answers, or for a store that fails
     power          what devices draw in watts, idle and busy, for modelled energy beside each plan's time:
@@ -255,7 +269,7 @@ def near(
         if nodes is None:
             node = EmbeddedNode(root_of(url), node_threads, cache_bytes)
             stack.callback(node.close)
-            clients = [NodeClient(node.address, node.access)]
+            clients = [NodeClient(node.address, node.access, PLACE)]
         elif nodes != "inline":
             if isinstance(nodes, str) or not nodes:
                 raise ConfigError(f'nodes is {nodes!r}; it must be a list of addresses, None, or "inline"')
@@ -277,7 +291,8 @@ def near(
         if cut is None and not pinned and not rest:
             _check_norms(model)
         setting = Setting(captured, all_cuts, pipeline, rest, samples, clients, seed, patience_s,
-                          min(memories, default=None), progress, holdings=holdings, views=views)  # fmt: skip
+                          min(memories, default=None), progress, holdings=holdings, views=views,
+                          trace=Trace() if trace else None)  # fmt: skip
         if nodes is not None and holdings is None and share:
             beside = trainers_here(world)
             setting.start_own = partial(OwnNode, root_of(url), max(1, round(usable_cores() / beside)),
@@ -337,7 +352,7 @@ def near(
             on_bad_sample=on_bad_sample,
         )
         return Job(joined, loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
-                   measured, watch, deviations)  # fmt: skip
+                   measured, watch, deviations, setting.trace, Meter(clients, source.own_nodes, power))  # fmt: skip
 
 
 def _start_and_close(start: Callable[[], OwnNode], stack: ExitStack) -> OwnNode:

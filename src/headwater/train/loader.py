@@ -8,6 +8,7 @@ batches.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ class Source(Protocol):
 
     def step_clock(self) -> Callable[[int], None]:
         """To be called with the number of rows of each batch that is handed out in an epoch."""
+
+    def stepped(self, start: float, end: float) -> None:
+        """To be told when the loop was given a batch, and when it came for the next one."""
 
     def open(self, epoch: int, ids: np.ndarray) -> Opened:
         """The rows of these samples, in this order. Closing the iterator ends all work for it."""
@@ -189,7 +193,9 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                 any_batch = True
                 if self._dealing.world == 1:  # where others take part in a step, its time says nothing about this one
                     step_clock(len(samples))
+                given = time.perf_counter()
                 yield batch
+                self._source.stepped(given, time.perf_counter())
             if number == self._iterator:
                 self._position = len(self._samples)
             if begun_at == 0 and not any_batch and self.skipped:

@@ -16,6 +16,10 @@ from headwater.errors import UnreachableError
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.reply import Reply
+from headwater.train.trace import Trace
+
+
+PLACE = "the node beside the trainer"  # in timelines
 
 
 class OwnNode:
@@ -30,7 +34,17 @@ class OwnNode:
         self._lock, self._starting = threading.Lock(), threading.Lock()
         self._closed = False
         self.read_bytes = 0  # of samples, so far
+        self._trace: Trace | None = None
         self._node, self._client = self._start()
+
+    @property
+    def trace(self) -> Trace | None:
+        return self._trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        with self._lock:
+            self._trace = self._client.trace = trace
 
     @property
     def is_waiting(self) -> bool:
@@ -54,6 +68,7 @@ class OwnNode:
                     is_late = self._closed  # `close` does not wait for a start
                     if not is_late:
                         ended, self._node, self._client = self._node, node, client
+                        client.trace = self._trace
                         for digest, path in self._files.items():
                             client.needs(digest, path)
                 if is_late:
@@ -91,7 +106,7 @@ class OwnNode:
     def _start(self) -> tuple[EmbeddedNode, NodeClient]:
         node = EmbeddedNode(self._root, self._num_threads, 0, self._memory_bytes, is_far=True)
         try:
-            return node, NodeClient(node.address, node.access)
+            return node, NodeClient(node.address, node.access, PLACE)
         except BaseException:
             node.close()
             raise

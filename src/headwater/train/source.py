@@ -52,6 +52,7 @@ from headwater.train.inorder import in_order
 from headwater.train.own import OwnNode
 from headwater.train.precision import calibrated, check_possible, deviation, spread_out
 from headwater.train.reply import Reply, Worker
+from headwater.train.trace import LOOP, Trace
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class Setting:
     views: int = 0  # after so many epochs the random draws come round again; 0: never
     start_own: Callable[[], OwnNode] | None = None  # where the trainer can do what nodes do; they are elsewhere
     own: OwnNode | None = None  # one that runs already
+    trace: Trace | None = None  # where it is noted what is done when
     counts: Counts = field(default_factory=Counts)
 
 
@@ -128,6 +130,8 @@ class Source:
         self._closed = Event()
         self._host: HostWorker | None = None
         self._own = setting.own
+        for each in (*setting.clients, *([setting.own] if setting.own else [])):
+            each.trace = setting.trace
         self._waiting_since: float | None = None
         self._steps: deque[tuple[float, float]] = deque(maxlen=MAX_STEPS)  # when one ended, seconds a row of it
         self._free = Event()  # cleared while nothing may be asked for
@@ -241,6 +245,11 @@ class Source:
 
         return got
 
+    def stepped(self, start: float, end: float) -> None:
+        """The loop had a batch for so long."""
+        if self._setting.trace is not None:
+            self._setting.trace.add("step", start, end, LOOP)
+
     def loop_s(self, since: float) -> float | None:
         """What the loop took for a row since then, without waiting; None if that was too few steps.
 
@@ -276,6 +285,10 @@ class Source:
     def read_bytes(self) -> int:
         """Of samples that were read here."""
         return sum(each.read_bytes for each in (self._host, self._own) if each is not None)
+
+    def own_nodes(self) -> list[OwnNode]:
+        """The node beside this process, if there is one."""
+        return [] if self._own is None else [self._own]
 
     @property
     def has_own(self) -> bool:
@@ -334,7 +347,8 @@ class Source:
         def chunk(index: int, worker: str) -> Chunk:
             part = ids[pieces.entries(index)]
             refs = given.samples.take(part) if holdings is None else holdings.refs(worker, part)
-            return Chunk(carried.extraction, tenant, given.seed, drawn, index, tuple(refs), reuse)
+            return Chunk(carried.extraction, tenant, given.seed, drawn, index, tuple(refs), reuse,
+                         trace=given.trace is not None)  # fmt: skip
 
         if carried.inline is not None:
             lazily = (chunk(index, "") for index in range(len(pieces)))
@@ -378,7 +392,10 @@ class Source:
                 self._waiting_since = start = time.perf_counter()
                 reply = next(stream, None)
                 self._waiting_since = None
-                counts.waited_s += time.perf_counter() - start
+                end = time.perf_counter()
+                counts.waited_s += end - start
+                if self._setting.trace is not None:
+                    self._setting.trace.add("wait", start, end, LOOP)
                 if reply is None:
                     return
                 counts.num_rows += int(reply.good.sum())
@@ -443,6 +460,7 @@ class Source:
                 self._check_open()
                 if self._host is None:
                     self._host = HostWorker(store)
+                    self._host.trace = given.trace
             workers = {self._host.name: self._host}
         return _Carried(version, plan, extraction, _finish(plan, given.pipeline, given.rest), workers, inline)
 
@@ -453,6 +471,7 @@ class Source:
         if self._own is None:
             with given.progress.step("starting a node beside the trainer"):
                 started = given.start_own()
+                started.trace = given.trace
             with self._lock:
                 if not self._closed.is_set():
                     self._own = started

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -148,10 +148,13 @@ class Transforms:
         height, width, channels = self.pixel_spec.shape
         return TensorSpec("input", (channels, height, width), "float32")
 
-    def pixels(self, data: Any, key: str, draw: Draw | None = None) -> np.ndarray:
+    def pixels(
+        self, data: Any, key: str, draw: Draw | None = None, on_decoded: Callable[[], None] = lambda: None
+    ) -> np.ndarray:
         """The picture part: from bytes (or an RGB picture) to uint8 height × width × 3.
 
         The bytes are a picture's file, or a record of a shard: then its steps are done, and the others follow.
+        `on_decoded` is called before the first transform.
         """
         if draw is None:
             if self.is_random:
@@ -175,7 +178,9 @@ class Transforms:
             image = Image.fromarray(record.pixels)
         else:
             with decoded(data, key, exif=self._decode.exif, max_pixels=self._decode.max_pixels) as image:
+                on_decoded()
                 return self._transformed(image, left, key, draw)
+        on_decoded()
         return self._transformed(image, left, key, draw)
 
     def _transformed(
