@@ -18,7 +18,6 @@ from headwater.train.embedded import EmbeddedNode
 from headwater.train.reply import Reply
 from headwater.train.trace import Trace
 
-
 PLACE = "the node beside the trainer"  # in timelines
 
 
