@@ -71,7 +71,7 @@ class Size:
         return sorted({rate for rates in self.points.values() for rate in rates}, reverse=True)
 
 
-FULL = Size(2640, dict.fromkeys(MODELS, (1000, 200, 50, 10, 2)), ("plain", *PEERS, "headwater"), 3, 12, 14)
+FULL = Size(2640, dict.fromkeys(MODELS, (1000, 200, 50, 10, 2)), ("plain", *PEERS, "headwater"), 3, 8, 11)
 # Four minutes: peers with one model on a fast link, and no minute in which a prefix crosses 2 Mbit/s.
 QUICK = Size(320, {"mobilenet": (1000, 2), "lite0": (2,)}, ("plain", *PEERS[:-1], "headwater"), 1, 3, 5,
              peers_with=("mobilenet",), peers_from=1000, thin_upload=False, stages_before=False,
