@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import headwater as hw
 from bench import models
+from headwater.core.cost import estimate
 from headwater.core.loads import JobSize
 from headwater.core.search import search
 from headwater.core.share import more_ahead
@@ -52,6 +53,7 @@ class Trainer:
                          keep=10_000)  # fmt: skip
         return {
             "plan": self._job.plan.to_json(),
+            "estimate": estimate(self._job.plan, every, measured.profile, measured.rig, size).to_json(),
             "plan_s": taken_s,
             "link_bytes_per_s": measured.rig.links[0].down_bytes_per_s,
             "cores": measured.rig.nodes[0].cores,

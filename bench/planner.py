@@ -96,6 +96,7 @@ def one_case(trainer: Remote, address: str, name: str, link: float, share: float
     estimates: dict[str, dict[str, Any]] = {}
     for each in found["estimates"]:  # best first: of two codecs at one cut, the planner's own choice
         estimates.setdefault(_key(each["plan"]), each)
+    estimates.setdefault(_key(choice), found["estimate"])  # with the cost of setting it up, another share may win
     plans = {key: each["plan"] for key, each in estimates.items()}
     here = [key for key, plan in plans.items() if placement(Plan.from_json(plan)) == HERE]
     plans = {key: plan for key, plan in plans.items() if key not in here[MOST_HERE:]}

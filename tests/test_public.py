@@ -60,7 +60,7 @@ def test_the_verbs_of_the_command_line():
             "--to",
             "--weight",
         ],
-        "train": ["--resume"],
+        "train": ["--resume", "--trace"],
     }
 
 

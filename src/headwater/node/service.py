@@ -193,7 +193,10 @@ class Node(flight.FlightServerBase):
             digest = _digest((descriptor.command or b"").decode(errors="replace"))
             grant = grant_of(context)
             pieces = self._quotas.pieces(grant, self.calls.received(asked, _pieces(reader)), self._prefixes.max_bytes)
-            sign = partial(writer.write, pa.py_buffer(b"waiting"))
+
+            def sign() -> None:
+                writer.write(pa.py_buffer(b"waiting"))
+
             self._prefixes.put(digest, pieces, partial(self._room_to_look, sign), sign, partial(self._look, sign))
             self._quotas.uploaded(grant, digest)
 

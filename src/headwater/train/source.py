@@ -130,8 +130,10 @@ class Source:
         self._closed = Event()
         self._host: HostWorker | None = None
         self._own = setting.own
-        for each in (*setting.clients, *([setting.own] if setting.own else [])):
-            each.trace = setting.trace
+        for client in setting.clients:
+            client.trace = setting.trace
+        if setting.own is not None:
+            setting.own.trace = setting.trace
         self._waiting_since: float | None = None
         self._steps: deque[tuple[float, float]] = deque(maxlen=MAX_STEPS)  # when one ended, seconds a row of it
         self._free = Event()  # cleared while nothing may be asked for
