@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy
 
 import headwater as hw
 from bench import models
-from headwater.core.cost import estimate
 from headwater.core.loads import JobSize
 from headwater.core.search import search
 from headwater.core.share import more_ahead
@@ -39,7 +38,11 @@ class Trainer:
         return getattr(self, what)(**arguments)
 
     def plan(self, codec: str) -> dict[str, Any]:
-        """Measure and plan for the rig as it is; the choice, and an estimate for every cut with its own best knobs."""
+        """Measure and plan for the rig as it is; the choice, and an estimate for every cut with its own best knobs.
+
+        For a run so long that setting a plan up does not count: rates are compared, and a node beside the trainer,
+        which takes seconds to start, would not pay in three epochs of so few pictures.
+        """
         self.close()
         start = time.perf_counter()
         self._job = hw.near(self._model, self._url, transforms=self._transforms, nodes=[self._address],
@@ -52,8 +55,7 @@ class Trainer:
         ranking = search(every, measured.profile, measured.rig, size, codecs=tuple(dict.fromkeys(("raw", codec))),
                          keep=10_000)  # fmt: skip
         return {
-            "plan": self._job.plan.to_json(),
-            "estimate": estimate(self._job.plan, every, measured.profile, measured.rig, size).to_json(),
+            "plan": ranking.best.plan.to_json(),
             "plan_s": taken_s,
             "link_bytes_per_s": measured.rig.links[0].down_bytes_per_s,
             "cores": measured.rig.nodes[0].cores,

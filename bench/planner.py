@@ -96,7 +96,6 @@ def one_case(trainer: Remote, address: str, name: str, link: float, share: float
     estimates: dict[str, dict[str, Any]] = {}
     for each in found["estimates"]:  # best first: of two codecs at one cut, the planner's own choice
         estimates.setdefault(_key(each["plan"]), each)
-    estimates.setdefault(_key(choice), found["estimate"])  # with the cost of setting it up, another share may win
     plans = {key: each["plan"] for key, each in estimates.items()}
     here = [key for key, plan in plans.items() if placement(Plan.from_json(plan)) == HERE]
     plans = {key: plan for key, plan in plans.items() if key not in here[MOST_HERE:]}
@@ -246,6 +245,7 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
         notes=[
             f"{what} in SeaweedFS; node and store on one core, trainer on the other behind the shaped link",
             "batch 16; a head is trained, all else is frozen; weights are random but for lite0",
+            "planned for a run so long that setting a plan up does not count",
             f"a plan whose first, short run is below {NEAR:g} of the best is not run again, and at most {MOST_NEAR} "
             f"beside the choice are; rounds beyond {ROUNDS} only where something seems over {100 * SURELY:g} % ahead",
             "estimate_error: the median over the cases of how far the choice's rate is from its estimate",
