@@ -6,6 +6,7 @@ those belong to the job, and every legal plan gives the job the same numbers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -225,7 +226,8 @@ def _read(data: object) -> tuple[Plan | None, list[str]]:
     for each in fields(Plan):
         wanted = {"int": int, "float": float}.get(str(each.type), str)
         if each.name in values and wanted is float and type(values[each.name]) is int:
-            values[each.name] = float(values[each.name])
+            with contextlib.suppress(OverflowError):  # then it is no float, and told so
+                values[each.name] = float(values[each.name])
         if each.name in values and type(values[each.name]) is not wanted:
             faults.append(f"{each.name} is {shown(values.pop(each.name))}; it must be {wanted.__name__}")
     faults += _own_faults(values)
