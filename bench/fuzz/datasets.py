@@ -69,7 +69,8 @@ def _read(store: Store, samples: Samples) -> None:
 
 def _column(text: bytes) -> str | int | None:
     word = text.decode(errors="replace")
-    return None if not word else int(word[1:]) if word[:1] == "#" and word[1:].isdecimal() else word
+    is_number = word[:1] == "#" and word[1:].isdecimal() and len(word) < 1000  # Python itself refuses longer ones
+    return None if not word else int(word[1:]) if is_number else word
 
 
 def _csv_seeds() -> Sequence[bytes]:
