@@ -39,7 +39,11 @@ LIMITS: Mapping[str, tuple[int, int]] = {"node_batch": (1, 65536), "chunk_rows":
 # A plan whose trainer does everything by itself says so by its stages. The smaller a share of either side, the more
 # chunks have to wait for their turn (`core.share`).
 LEAST_SHARE, MOST_SHARE = 0.01, 0.99
-_MAY_BE_MISSING = ("engine", "host_share")  # plans of 0.1.0 that were written before them
+# How chunks are split between the trainer and the nodes where both make some: by their place in the order, so that how
+# much crosses the link is known; or whoever is done takes the next one, so that neither side waits for the other.
+PLACE, PACE = "place", "pace"
+SPLITS = (PLACE, PACE)
+_MAY_BE_MISSING = ("engine", "host_share", "split")  # plans of 0.1.0 that were written before them
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Plan:
     prefetch: int = 3
     engine: str = AUTO
     host_share: float = 0.0  # of the chunks: those that the trainer makes by itself, beside the nodes
+    split: str = PLACE  # under `pace`, host_share is what was expected
 
     @property
     def stages(self) -> dict[str, str]:
@@ -174,12 +179,15 @@ def _own_faults(values: Mapping[str, Any]) -> list[str]:
                       "has read, decode, augment and prefix on host)")  # fmt: skip
     if share and values.get("read", "storage") != "storage":
         faults.append(f"host_share is {share}, but nothing is read on storage that it is a share of; leave it out")
+    if values.get("split", PLACE) == PACE and not share:
+        faults.append("split is pace, but host_share is 0: there is nobody to split with; leave it out")
     if values.get("precision", "fp32") != "fp32" and (share or (cut and prefix == "host")):
         faults.append(f"precision is {values['precision']}, and what the trainer runs by itself is fp32; leave out "
                       "host_share, or use fp32")  # fmt: skip
     if cut == 0 and prefix == "storage":
         faults.append("the prefix is on storage but the cut is 0, in front of the first layer; choose a later cut")
-    choices = {"precision": PRECISIONS, "codec": tuple(CODECS), "compression": COMPRESSIONS, "engine": ENGINE_CHOICES}
+    choices = {"precision": PRECISIONS, "codec": tuple(CODECS), "compression": COMPRESSIONS, "engine": ENGINE_CHOICES,
+               "split": SPLITS}  # fmt: skip
     for name, allowed in choices.items():
         if name in values and values[name] not in allowed:
             faults.append(f"{name} is {values[name]!r}; it must be one of {', '.join(allowed)}")

@@ -11,6 +11,9 @@ So the winner is never estimated slower than moving nothing.
 
 A chunk is one group, so that chunks end one after the other. Groups of fewer than 16 rows and fewer than three chunks
 ahead are only tried where memory leaves nothing else: a run needs some slack for moments that no average shows.
+
+A share is kept to, chunk by chunk, where bytes are scarce. Where every link would have room to spare though the trainer
+took far more of the work than planned, whoever is done takes the next chunk instead (`split` in a plan).
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ import numpy.typing as npt
 from headwater.core.codecs import CODECS
 from headwater.core.cost import Estimate, estimate_with
 from headwater.core.cut import Cut
-from headwater.core.loads import Choice, JobSize, Pricing, stack
-from headwater.core.plan import PRECISIONS, Plan, here_plan, near_plan
+from headwater.core.loads import LINK_DOWN, PORT_DOWN, STORE_DOWN, Choice, JobSize, Pricing, stack
+from headwater.core.plan import PACE, PRECISIONS, Plan, here_plan, near_plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Rig
 from headwater.core.share import SHARES
@@ -39,6 +42,9 @@ NODE_BATCHES = (1, 4, 16, 32, 64)
 PREFETCH = (1, 3, 8, 24)
 STEADY_AHEAD = 3  # chunks: one being sent, one worked on, one waiting
 STEADY_BATCH = 16  # assumed, not measured: below it the fixed cost of a group weighs most, and is known least
+
+# Assumed, not measured: how much more than its share a trainer may turn out to take, and how busy a link may be then.
+MORE_SHARE, ROOM = 0.25, 0.6
 
 NOTHING, PIXELS, PREFIX = "move nothing", "move decoded pixels", "run the prefix near the data"
 HERE = "run the prefix here, on an engine"
@@ -117,7 +123,7 @@ def search(
     left = table.whole()
     while len(left["total_s"]) and len(plans) < keep:
         best = _pick(left)
-        plans.append(estimate_with(pricing, table.plan(left, best)))
+        plans.append(_estimate(pricing, table.plan(left, best)))
         left = {name: column[left["choice"] != left["choice"][best]] for name, column in left.items()}
     own = {kind: _own_best(pricing, table, kind) for kind in (NOTHING, PIXELS)}
     return Ranking(tuple(plans), own[NOTHING], own[PIXELS], tuple(dropped))
@@ -277,7 +283,17 @@ _OF_CHOICE = ("moves", "cut", "precision", "codec")
 
 def _own_best(pricing: Pricing, table: _Table, kind: str) -> Estimate | None:
     columns = table.of(kind)
-    return estimate_with(pricing, table.plan(columns, _pick(columns))) if len(columns["total_s"]) else None
+    return _estimate(pricing, table.plan(columns, _pick(columns))) if len(columns["total_s"]) else None
+
+
+def _estimate(pricing: Pricing, plan: Plan) -> Estimate:
+    """Of the plan, with the split that suits its links."""
+    found = estimate_with(pricing, plan)
+    if not plan.host_share:
+        return found
+    more = estimate_with(pricing, replace(plan, host_share=min(plan.host_share + MORE_SHARE, SHARES[-1])))
+    busiest_s = max(more.load(kind) for kind in (LINK_DOWN, PORT_DOWN, STORE_DOWN))
+    return replace(found, plan=replace(plan, split=PACE)) if busiest_s <= ROOM * found.steady_s else found
 
 
 def _why_dropped(pricing: Pricing, choice: Plan) -> Dropped:

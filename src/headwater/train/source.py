@@ -28,7 +28,7 @@ from headwater.core.codecs import wire_row_bytes
 from headwater.core.cut import Cut
 from headwater.core.dispatch import Pace
 from headwater.core.pieces import Pieces
-from headwater.core.plan import Plan, check
+from headwater.core.plan import PLACE, Plan, check
 from headwater.core.precision import FULL, Deviation
 from headwater.core.share import is_own, more_ahead
 from headwater.core.spec import Boundary
@@ -359,7 +359,7 @@ class Source:
         if holdings is not None and groups is not None:
             holders = [holdings.holders[groups[pieces.entries(index)[0]]] for index in range(len(pieces))]
             options = {"able": holders.__getitem__, "more_ahead": len(holdings.holders)}
-        if share := carried.plan.host_share:
+        if (share := carried.plan.host_share) and carried.plan.split == PLACE:
             options = {"own": OwnNode.name, "is_own": partial(is_own, share=share), "more_ahead": more_ahead(share)}
         feed = Feed(carried.workers, len(pieces), chunk, per_worker=carried.plan.prefetch,
                     patience_s=self._setting.patience_s, arrived=self._note_arrival, paces=carried.paces,
