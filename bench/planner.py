@@ -30,7 +30,7 @@ from bench.result import Result
 from bench.rig import Host, Link, Rig, RigUp
 from bench.rig.remote import Remote
 from bench.rig.upload import upload
-from headwater.core.plan import LEAST_SHARE, MOST_SHARE, Plan
+from headwater.core.plan import LEAST_SHARE, MOST_SHARE, PACE, PLACE, Plan
 from headwater.core.search import HERE, placement
 
 SHARES = (0.25, 1.0)
@@ -116,8 +116,10 @@ def one_case(trainer: Remote, address: str, name: str, link: float, share: float
         by_link = math.inf
         if key in estimates:
             by_link = found["link_bytes_per_s"] / estimates[key]["estimated"]["down_bytes_per_sample"]
-        nodes_part = 1 - made.host_share
-        at_most = min(by_link, no_later / nodes_part if made.prefix == "storage" else math.inf)
+        by_nodes = math.inf
+        if made.prefix == "storage" and made.split == PLACE:  # by pace, nodes may do less of it than was planned
+            by_nodes = no_later / (1 - made.host_share)
+        at_most = min(by_link, by_nodes)
         if at_most < best:
             bounded[key] = at_most
             continue
@@ -195,11 +197,11 @@ def ask_rate(trainer: Remote, plan: dict[str, Any], best: float, short: bool = F
 
 
 def other_shares(choice: dict[str, Any]) -> list[dict[str, Any]]:
-    """The choice with more and less of the work on the trainer, and with none."""
+    """The choice with more and less of the work on the trainer, and with none; each kept to, chunk by chunk."""
     share = choice["host_share"]
     if not share:
         return []
-    return [{**choice, "host_share": each} for each in (0.0, share - SHARE_STEP, share + SHARE_STEP)
+    return [{**choice, "host_share": each, "split": PLACE} for each in (0.0, share - SHARE_STEP, share + SHARE_STEP)
             if each == 0.0 or LEAST_SHARE <= each <= MOST_SHARE]  # fmt: skip
 
 
@@ -212,6 +214,7 @@ def _words(plan: dict[str, Any]) -> str:
     made = Plan.from_json(plan)
     codec = "" if made.codec == "raw" else f" {made.codec}"
     share = f", {100 * made.host_share:.3g} % here" if made.host_share else ""
+    share += " by pace" if made.split == PACE else ""
     if not made.uses_storage:
         return f"{made.cut_name} here" if made.has_prefix else "nothing"
     return (made.cut_name + codec if made.has_prefix else "pixels") + share

@@ -79,6 +79,7 @@ def test_the_fields_of_the_plan_format():
         "prefetch": 3,
         "engine": "auto",
         "host_share": 0.0,
+        "split": "place",
     }  # fmt: skip
 
 

@@ -10,8 +10,7 @@ import headwater as hw
 from bench.peers.common import BATCH, Learner, Place
 
 # Rows as fp16 or exactly, whatever the planner picks.
-import json as _j, os as _o
-OPTIONS: dict[str, Any] = {"codec": "fp16", **_j.loads(_o.environ.get("HWOPT", "{}"))}
+OPTIONS: dict[str, Any] = {"codec": "fp16"}
 
 
 class Near:
@@ -40,7 +39,8 @@ class Near:
             crosses += f", {100 * plan.host_share:.3g} % made here,"
         return {
             "plan_s": time.perf_counter() - start,
-            "plan": f"{crosses} at {plan.cut_name}, {plan.codec}, {plan.node_batch}/{plan.chunk_rows}/{plan.prefetch} {plan.split}",
+            "plan": f"{crosses} at {plan.cut_name}, {plan.codec}, {plan.node_batch}/{plan.chunk_rows}/{plan.prefetch}"
+            + (", by pace" if plan.split == "pace" else ""),
         }
 
     def start(self, epoch: int) -> Callable[[], Iterator[int]]:

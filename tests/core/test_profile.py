@@ -101,7 +101,8 @@ def test_spread_rises_from_zero_to_the_total(total_s, place_s):
 
 def test_how_a_node_is_built_is_what_the_defaults_say(make):
     node = pytest.importorskip("headwater.node.service")
-    assert make.PROFILE.node.num_readers == make.PROFILE.trainer.num_readers == extract.NUM_READERS
+    assert make.PROFILE.node.num_readers == extract.NEAR_READERS
+    assert make.PROFILE.trainer.num_readers == extract.NUM_READERS
     assert make.PROFILE.node.num_slots == extract.SLOTS
     assert make.PROFILE.node.max_chunks == node.MAX_CHUNKS
 

@@ -11,7 +11,7 @@ import torch
 from tests.train.test_switching import network, outputs, start
 
 import headwater as hw
-from headwater.core.plan import here_plan, near_plan
+from headwater.core.plan import PACE, PLACE, here_plan, near_plan
 from headwater.errors import PlanError, UnreachableError
 from headwater.train.own import OwnNode
 
@@ -44,10 +44,13 @@ def expected(pictures):
         return outputs(job)
 
 
-@pytest.mark.parametrize(("share", "cut"), [(1 / 16, "0.3"), (0.5, "input"), (15 / 16, "0.3")])
-def test_batches_are_the_same_whatever_the_share(pictures, node, expected, share, cut):
+@pytest.mark.parametrize(
+    ("share", "cut", "split"),
+    [(1 / 16, "0.3", PLACE), (0.5, "input", PLACE), (15 / 16, "0.3", PLACE), (0.5, "0.3", PACE)],
+)
+def test_batches_are_the_same_whatever_the_share(pictures, node, expected, share, cut, split):
     with start(pictures, [node.address]) as job:
-        job.adopt(near_plan(cut_of(job, cut), chunk_rows=2, node_batch=2, host_share=share))
+        job.adopt(near_plan(cut_of(job, cut), chunk_rows=2, node_batch=2, host_share=share, split=split))
         for thread in job._source._warm(job._source._carried):  # or the node would do all before it has begun
             thread.join()
         assert_same(outputs(job), expected)
@@ -65,11 +68,12 @@ def test_batches_are_the_same_where_the_trainer_does_all_of_it(pictures, node, e
         assert "an engine beside the trainer" in job.describe()
 
 
+@pytest.mark.parametrize("split", [PLACE, PACE])
 @pytest.mark.parametrize("victim", ["own", "node"])
-def test_whoever_is_killed_the_batches_are_the_same(pictures, start_node, expected, victim):
+def test_whoever_is_killed_the_batches_are_the_same(pictures, start_node, expected, victim, split):
     node = start_node(pictures)
     with start(pictures, [node.address]) as job:
-        job.adopt(near_plan(cut_of(job, "0.3"), chunk_rows=2, node_batch=2, prefetch=1, host_share=0.5))
+        job.adopt(near_plan(cut_of(job, "0.3"), chunk_rows=2, node_batch=2, prefetch=1, host_share=0.5, split=split))
         first, found = own_of(job), []
         with torch.no_grad():
             for epoch in range(2):

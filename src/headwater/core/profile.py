@@ -88,7 +88,7 @@ class NodeCosts:
     base_bytes: int = field(default=0, metadata=formed(_WHOLE_BYTES))
     fixed_bytes: tuple[int | None, ...] = field(default=(), metadata=formed(_BYTES_PER_CUT))
     row_bytes: tuple[int | None, ...] = field(default=(), metadata=formed(_BYTES_PER_CUT))
-    num_readers: int = field(default=16, metadata=formed(_COUNT))
+    num_readers: int = field(default=48, metadata=formed(_COUNT))
     num_slots: int = field(default=3, metadata=formed(_COUNT))
     max_chunks: int = field(default=16, metadata=formed(_COUNT))
     engine: str = field(default=AUTO, metadata=formed(Text((AUTO, *ENGINES))))

@@ -29,7 +29,7 @@ from headwater.core.access import Grant
 from headwater.core.turns import Turns
 from headwater.data import wire
 from headwater.data.cores import machine, usable_cores
-from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
+from headwater.data.extract import NEAR_READERS, NUM_READERS, SIGN_OF_LIFE_S, Extractor
 from headwater.data.layouts import list_samples
 from headwater.data.memory import give_back, held_bytes, memory_bytes, page_cache_bytes
 from headwater.data.samples import Samples
@@ -100,7 +100,7 @@ class Node(flight.FlightServerBase):
         self._tenants = Tenants(self._prefixes, self.num_threads, max_memory_bytes, adapt)
         self._children = Children()
         self._slow = ThreadPoolExecutor(MAX_CHUNKS, "slow")  # what takes a while, and needs signs of life meanwhile
-        self._extractor = Extractor(self.num_threads, is_far=is_far)
+        self._extractor = Extractor(self.num_threads, NUM_READERS if is_far else NEAR_READERS, is_far=is_far)
         self.cache = cache
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
