@@ -279,6 +279,14 @@ def test_what_fails_on_the_own_node_goes_to_another():
     assert machine.failed("own", 1, "403", counts=False) == [Assign("node", 1)]
 
 
+def test_an_own_node_is_given_two_chunks_at_once_however_many_others_have():
+    machine = Dispatch(16, window=16, per_node=8, own="own", is_own=lambda chunk: chunk % 2 == 1)
+    given = machine.node_up("node", "own")
+    assert [each.chunk for each in given if each.node == "own"] == [1, 3]
+    assert [each.chunk for each in given if each.node == "node"] == list(range(0, 16, 2))
+    assert machine.finished("own", 1)[1:] == [Assign("own", 5)]
+
+
 def test_an_own_node_that_could_do_more_than_its_share_does_not():
     assert chunks_per_s({"own": 100.0, "node": 1.0}, share=0.5) <= 2.1
 

@@ -16,12 +16,13 @@ Not every node can do every chunk where nodes have disks of their own: `able` sa
 Where the trainer has a node of its own (`own`), some chunks are for that one (`is_own`), and all others for the
 others: what it reads comes over the trainer's own link, so how much it does is the plan's business. Only where the
 trainer waits, and one of the others has nothing to do, is one of its chunks taken over; where none of them is up, it
-does theirs; and a chunk that failed once is for everybody.
+does theirs; and a chunk that failed once is for everybody. It has at most `OWN_OUT` chunks out, however many others have:
+what it reads early, rows that are wanted now have to wait for.
 
 What holds, whatever happens and in whatever order (tests/core/test_dispatch.py explores it exhaustively):
 1. Every chunk is kept once and delivered once, in ascending order.
 2. No chunk at or beyond `taken + window` is ever handed out, so buffers are bounded.
-3. A node never has more than `per_node` chunks out.
+3. A node never has more than `per_node` chunks out, the trainer's own no more than `OWN_OUT` of them.
 4. While a node is up that can do a chunk that waits, and no Stop was said, something is out.
 5. A chunk is out on at most two nodes, and only on nodes that can do it.
 """
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 
 SLOW = 2.0  # times the pace of the fastest: from here on a node is chosen with care
 ASK_AGAIN = 3.0  # a node that was left out gets another chunk after so many times its pace: it may be faster now
+OWN_OUT = 2  # one that is made, one that is read
 _LATEST = 0.5  # weight of the newest in a pace
 
 
@@ -232,9 +234,9 @@ class Dispatch:
         self._next_new = max(self._next_new, end)
         decisions: list[Decision] = []
         for chunk in list(self._waiting):
-            if all(len(chunks) >= self._per_node for chunks in self._out.values()):
+            if not any(self._has_room(node) for node in self._out):
                 break
-            free = [node for node in self._nodes_meant_for(chunk) if len(self._out[node]) < self._per_node]
+            free = [node for node in self._nodes_meant_for(chunk) if self._has_room(node)]
             in_time = [node for node in free if self._in_time(node, chunk)]
             if not in_time and self.num_out == 0:
                 in_time = free  # better late than never
@@ -243,6 +245,10 @@ class Dispatch:
                 self._waiting.remove(chunk)
                 decisions.append(self._hand_out(node, chunk))
         return decisions or self._take_over() or self._hand_out_again()
+
+    def _has_room(self, node: str) -> bool:
+        most = min(self._per_node, OWN_OUT) if node == self._own else self._per_node
+        return len(self._out[node]) < most
 
     def _nodes_for(self, chunk: int) -> list[str]:
         """Those that are up and can do it."""

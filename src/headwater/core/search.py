@@ -5,9 +5,10 @@ allowed, "move only decoded pixels" and "move nothing" are priced, each with eve
 trainer can read the data, also every cut with an engine beside the trainer, and with a share of the work on each side.
 
 The rule. Plans that take at most 2 % longer than the fastest count as equal, since no estimate is better than that.
-Among them "move nothing" comes first: work that stays where it was can't go wrong. Then the smallest share of the
-trainer's own; then the fewest bytes a row on the wire, the least node memory, the earlier cut, the fewest rows ahead.
-So the winner is never estimated slower than moving nothing.
+Among them "move nothing" comes first: work that stays where it was can't go wrong. Then plans without a share of the
+trainer's own; then the fewest bytes a row on the wire, the least node memory, the earlier cut, the fewest rows ahead. Of
+the shares that such a plan may have, the fastest: one that is too small leaves the trainer idle, and no estimate tells
+how much too small. So the winner is never estimated slower than moving nothing.
 
 A chunk is one group, so that chunks end one after the other. Groups of fewer than 16 rows and fewer than three chunks
 ahead are only tried where memory leaves nothing else: a run needs some slack for moments that no average shows.
@@ -194,6 +195,7 @@ _Columns = dict[str, npt.NDArray[Any]]
 # The rule's order, after time; the last ones only make it complete.
 _RULE = ("moves", "share", "row_bytes", "unsteady", "node_bytes", "cut", "rows_ahead", "precision", "codec",
          "node_batch", "prefetch")  # fmt: skip
+_BUT_SHARE = ("moves", "cut", "precision", "codec", "node_batch", "prefetch")  # what tells plans apart beside the share
 
 
 def _columns(plans: Sequence[Plan]) -> _Columns:
@@ -216,7 +218,12 @@ def _unsteady(plan: Plan) -> int:
 def _pick(columns: _Columns) -> int:
     """The row to take, by the rule."""
     equal = np.flatnonzero(columns["total_s"] <= columns["total_s"].min() * (1 + EQUAL))
-    return int(equal[np.lexsort([columns[name][equal] for name in reversed(_RULE)])[0]])
+    first = int(equal[np.lexsort([columns[name][equal] for name in reversed(_RULE)])[0]])
+    if not columns["share"][first]:
+        return first
+    alike = [columns[name] == columns[name][first] for name in _BUT_SHARE] + [columns["share"] > 0]
+    shares = np.flatnonzero(np.logical_and.reduce(alike))
+    return int(shares[np.lexsort([columns[name][shares] for name in ("share", "total_s")])[0]])
 
 
 class _Table:
