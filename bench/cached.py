@@ -28,12 +28,27 @@ class Trainer:
     def __call__(self, do: str, **arguments: Any) -> Any:
         return getattr(self, do)(**arguments)
 
-    def open(self, node: str) -> dict[str, Any]:
+    def open(self, node: str, codec: str) -> dict[str, Any]:
         """Begin a job with this node."""
         self.close()
         self._job = hw.near(self._learner.model, f"s3://{BUCKET}/plain", transforms=self._learner.transforms,
-                            nodes=[node], batch_size=BATCH, seed=0, plan=None, codec="fp16")  # fmt: skip
+                            nodes=[node], batch_size=BATCH, seed=0, plan=None, codec=codec)  # fmt: skip
         return {"cut": self._job.plan.cut_name, "num_pictures": len(self._job.samples)}
+
+    def agreement(self, node: str, codec: str, num_pictures: int) -> float:
+        """For how many pictures the head, as it is now, has the same first choice from exact rows."""
+        first_choices = []
+        for each in ("raw", codec):
+            self.open(node, each)
+            assert self._job is not None
+            found: list[torch.Tensor] = []
+            batches = iter(self._job.loader)
+            with torch.no_grad():
+                while sum(map(len, found)) < num_pictures and (batch := next(batches, None)) is not None:
+                    found.append(self._job.model(batch[0]).argmax(1))
+            batches.close()  # type: ignore[attr-defined]
+            first_choices.append(torch.cat(found)[:num_pictures])
+        return float((first_choices[0] == first_choices[1]).double().mean())
 
     def epoch(self) -> dict[str, float]:
         """The next one, to its end."""
