@@ -119,11 +119,11 @@ class Weed:
 @pytest.fixture
 def moments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs measure their machines once and for a moment only: for tests of something else than what is found."""
-    from headwater.train import measure, reads
+    from headwater.train import measure, reads, speeds
     from headwater.train.client import NodeClient
 
     monkeypatch.setattr(reads, "FETCH_AT_LEAST_S", 0.25)
-    monkeypatch.setattr(measure, "LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(speeds, "LOOK_AGAIN_S", 0.1)
     monkeypatch.setattr(measure, "MOMENT_S", 0.0)
     monkeypatch.setattr(measure, "_engine_here", lambda *args: (None, None))  # what it takes is told by decoding
     monkeypatch.setattr(NodeClient.measure_link, "__defaults__", (0.1,))

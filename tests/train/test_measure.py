@@ -25,7 +25,7 @@ from headwater.model.ship import ship
 from headwater.node.engine import Engine
 from headwater.progress import Progress
 from headwater.train import measure as measure_module
-from headwater.train import reads, steps
+from headwater.train import reads, speeds, steps
 from headwater.train.client import NodeClient
 from headwater.train.measure import measure
 from headwater.train.own import OwnNode
@@ -195,14 +195,14 @@ def test_the_way_to_the_store_is_as_fast_as_what_reads_under_way_share(seed, rat
 
 def test_during_a_run_this_machine_is_measured_against_its_profile(pictures, monkeypatch):
     with hw.near(network(), pictures, transforms=TRANSFORMS, batch_size=4) as job:
-        again = measure_module.measure_here(job.samples, TRANSFORMS, job.measured.profile, 0)
+        again = speeds.measure_here(job.samples, TRANSFORMS, job.measured.profile, 0)
         assert again[0].down_bytes_per_s > 0
         assert 1 / measure_module.MAX_DRIFT <= again[1] <= measure_module.MAX_DRIFT
         half = job.measured.profile.trainer.decode_s * 2
-        monkeypatch.setattr(measure_module, "decode_s", lambda *arguments: half)
-        assert measure_module.measure_here(job.samples, TRANSFORMS, job.measured.profile, 0)[1] == pytest.approx(0.5)
-        monkeypatch.setattr(measure_module, "fetch", lambda samples: None)
-        assert measure_module.measure_here(job.samples, TRANSFORMS, job.measured.profile, 0) == (None, None)
+        monkeypatch.setattr(speeds, "decode_s", lambda *arguments: half)
+        assert speeds.measure_here(job.samples, TRANSFORMS, job.measured.profile, 0)[1] == pytest.approx(0.5)
+        monkeypatch.setattr(speeds, "fetch", lambda samples: None)
+        assert speeds.measure_here(job.samples, TRANSFORMS, job.measured.profile, 0) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ Not every node can do every chunk where nodes have disks of their own: `able` sa
 Where the trainer has a node of its own (`own`), some chunks are for that one (`is_own`), and all others for the
 others: what it reads comes over the trainer's own link, so how much it does is the plan's business. Only where the
 trainer waits, and one of the others has nothing to do, is one of its chunks taken over; where none of them is up, it
-does theirs; and a chunk that failed once is for everybody. It has at most `OWN_OUT` chunks out, however many others have:
-what it reads early, rows that are wanted now have to wait for.
+does theirs; and a chunk that failed once is for everybody. It has at most `OWN_OUT` chunks out, however many others
+have: what it reads early, rows that are wanted now have to wait for.
 
 What holds, whatever happens and in whatever order (tests/core/test_dispatch.py explores it exhaustively):
 1. Every chunk is kept once and delivered once, in ascending order.

@@ -6,9 +6,9 @@ trainer can read the data, also every cut with an engine beside the trainer, and
 
 The rule. Plans that take at most 2 % longer than the fastest count as equal, since no estimate is better than that.
 Among them "move nothing" comes first: work that stays where it was can't go wrong. Then plans without a share of the
-trainer's own; then the fewest bytes a row on the wire, the least node memory, the earlier cut, the fewest rows ahead. Of
-the shares that such a plan may have, the fastest: one that is too small leaves the trainer idle, and no estimate tells
-how much too small. So the winner is never estimated slower than moving nothing.
+trainer's own; then the fewest bytes a row on the wire, the least node memory, the earlier cut, the fewest rows ahead.
+Of the shares that such a plan may have, the fastest: one that is too small leaves the trainer idle, and no estimate
+tells how much too small. So the winner is never estimated slower than moving nothing.
 
 A chunk is one group, so that chunks end one after the other. Groups of fewer than 16 rows and fewer than three chunks
 ahead are only tried where memory leaves nothing else: a run needs some slack for moments that no average shows.

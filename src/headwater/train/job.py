@@ -49,9 +49,10 @@ from headwater.train.access import Access
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.loader import Loader
-from headwater.train.measure import Measured, measure, measure_here, trainers_here
+from headwater.train.measure import Measured, measure, trainers_here
 from headwater.train.own import PLACE, OwnNode
 from headwater.train.source import Counts, Setting, Source, rest_fault
+from headwater.train.speeds import measure_here
 from headwater.train.trace import Trace
 from headwater.train.usage import Meter, Usage
 from headwater.train.watch import Switch, Watch

@@ -10,22 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import numpy as np
 import torch
 
-from headwater.core import codecs
 from headwater.core.cut import Cut, legal_cuts
 from headwater.core.loads import upload_s
 from headwater.core.precision import FULL, Deviation
@@ -42,14 +37,13 @@ from headwater.core.profile import (
     spread,
 )
 from headwater.core.rig import Device, Link, Rig
-from headwater.core.spec import TensorSpec
 from headwater.core.tuning import AUTO, ENGINES, rather
 from headwater.data.cores import machine, usable_cores
 from headwater.data.holdings import Holdings
 from headwater.data.memory import memory_bytes, resident_bytes
 from headwater.data.samples import SampleRef, Samples
 from headwater.data.transforms import Transforms
-from headwater.data.wire import MAX_BLOB_BYTES, Chunk, Extraction
+from headwater.data.wire import Chunk, Extraction
 from headwater.errors import (
     ConfigError,
     HeadwaterError,
@@ -65,23 +59,19 @@ from headwater.progress import Progress
 from headwater.train.client import NodeClient
 from headwater.train.own import OwnNode
 from headwater.train.precision import calibrated, check_possible, deviation, spread_out
-from headwater.train.reads import NUM_SAMPLES, Fetched, decode_s, fetch
-from headwater.train.steps import cpu_s, model_costs
+from headwater.train.reads import NUM_SAMPLES, Fetched, fetch
+from headwater.train.speeds import NODE_BATCH, speeds_now, within
+from headwater.train.steps import model_costs
+from headwater.train.wirecosts import byte_costs, decode_costs, local_costs, measure_port, wire_costs
 from headwater.version import VERSION
 
 log = logging.getLogger(__name__)
 _NOT_SHIPPED = "the prefix up to there can't be written as one ONNX file, or is larger than a node takes"
 
 NUM_ASKED = 48  # in a chunk that is asked for as a job would
-NODE_BATCH = 16
-LONE_ROWS = 8
 HERE_ROWS = 8  # to measure an engine here: over a thin link, more would take long, and the pixels don't matter
-RECEIVE_S = 0.25  # of a transfer whose CPU is measured
-NO_DRIFT = 1.5  # decoding the same pictures seemed up to a third slower in moments of a shared core (measured)
 MAX_DRIFT = 3.0  # more than this is no longer the same machine: it is measured again
-SLOWEST = 1e-3  # against the first node
 MOMENT_S = 10.0  # what took longer is not measured twice: all is to end within half a minute
-LOOKS, LOOK_AGAIN_S = 3, 1.0  # at a machine that seems to have changed; a bad moment may last as long as a look
 MAX_BATCH = 32  # a training batch beyond this costs the same a row, and more time to measure
 ASK_S = 2.0  # that the chunk may take which is asked for as a job would; a row more than a group at least
 
@@ -183,7 +173,7 @@ def measure(
     speeds, own_speed = [1.0] * len(clients), 1.0
     if profile is not None:
         with progress.step("measuring how fast the machines are today"):
-            speeds, own_speed = _speeds(profile, pipeline, samples, holdings, clients, refs, fetched, seed)
+            speeds, own_speed = speeds_now(profile, pipeline, samples, holdings, clients, refs, fetched, seed)
         if not all(1 / MAX_DRIFT <= each <= MAX_DRIFT for each in (speeds[0], own_speed)):
             said = (f"the profile was measured when the node was {1 / speeds[0]:.2g} times and the trainer "
                     f"{1 / own_speed:.2g} times as fast as now")  # fmt: skip
@@ -207,7 +197,7 @@ def measure(
                            float(hellos[0]["cores"]), refs, fetched, links[0], progress, precision,
                            holdings)  # fmt: skip
         if len(clients) > 1:  # only the first was measured
-            speeds, _ = _speeds(profile, pipeline, samples, holdings, clients, refs, None, seed, just_now=True)
+            speeds, _ = speeds_now(profile, pipeline, samples, holdings, clients, refs, None, seed, just_now=True)
         if precision in profile.node.prefix_s or shipped is None:  # without it, the reason is wanted again next time
             _save(path, profile)
             kept = profile
@@ -244,59 +234,6 @@ def trainers_here(world: int) -> int:
     """How many of the job's trainers share this machine, as torchrun tells it."""
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
     return min(int(told), world) if told.isdigit() and int(told) > 0 else 1
-
-
-def _speeds(
-    profile: Profile,
-    pipeline: Transforms,
-    samples: Samples,
-    holdings: Holdings | None,
-    clients: Sequence[NodeClient],
-    refs: Sequence[SampleRef],
-    fetched: Fetched | None,
-    seed: int,
-    just_now: bool = False,
-) -> tuple[list[float], float]:
-    """Of each node and of this machine, against the time of the profile: from decoding some pictures again.
-
-    A ratio below NO_DRIFT, either way, counts as the same speed; one beyond it is looked at again. Other nodes than the
-    first, which was profiled, are compared with it, and every difference counts. `just_now` says that the profile is
-    so new that only those are wanted.
-    """
-    extraction = Extraction(samples.url, pipeline, None, (pipeline.pixel_spec,), node_batch=NODE_BATCH)
-
-    def look(client: NodeClient) -> float:
-        held = refs if holdings is None else spread_out(samples, NUM_SAMPLES, holdings, client.name)
-        return float(client.probe(Chunk(extraction, "probe", seed, 0, 0, tuple(held), reuse=False))["decode_s"])
-
-    first, own = 1.0, 1.0
-    if not just_now:
-        first = _speed(profile.node.decode_s, partial(look, clients[0]))
-        if fetched is not None:
-            own = _speed(profile.trainer.decode_s, partial(decode_s, pipeline, fetched, seed))
-    if len(clients) == 1:
-        return [first], own
-    with ThreadPoolExecutor(len(clients)) as pool:
-        looks = [list(pool.map(look, clients)) for _ in range(2)]  # all at once; the better of two moments
-    taken_s = [min(each) for each in zip(*looks, strict=True)]
-    return [first * _within(taken_s[0] / each if each > 0 else 1.0) for each in taken_s], own
-
-
-def _within(ratio: float) -> float:
-    return min(max(ratio, SLOWEST), 1 / SLOWEST)
-
-
-def _speed(then_s: float, look: Callable[[], float], no_drift: float = NO_DRIFT) -> float:
-    """Of now, against then: of a few looks the one nearest to then, since a bad moment is soon over."""
-    ratios = []
-    for number in range(LOOKS if no_drift > 1 else 1):
-        if number:
-            time.sleep(LOOK_AGAIN_S)
-        now_s = look()
-        ratios.append(then_s / now_s if then_s > 0 and now_s > 0 else 1.0)
-        if 1 / no_drift < ratios[-1] < no_drift:
-            return 1.0
-    return _within(min(ratios, key=lambda ratio: abs(math.log(ratio))))
 
 
 def _ship(captured: Captured, offered: tuple[Cut, ...]) -> Shipped | None:
@@ -376,7 +313,7 @@ def _engine_here(
         if own is not None:
             own.close()
         return None, None
-    return own, _within(here_s / there_s) if there_s and here_s > 0 else None
+    return own, within(here_s / there_s) if there_s and here_s > 0 else None
 
 
 def _model_digest(captured: Captured, cuts: Sequence[Cut]) -> str:
@@ -423,13 +360,13 @@ def _profile(
     base_bytes = resident_bytes()
     with progress.step("measuring work here"):
         suffix_s, step_bytes = model_costs(captured, cuts, deepest, batch)
-        local = _local_costs(pipeline, fetched, seed)
+        local = local_costs(pipeline, fetched, seed)
     if time.perf_counter() - start < MOMENT_S:
         others = spread_out(samples, NUM_SAMPLES, holdings, client.name, other=True)
         with progress.step("measuring both again, in another moment"):
             found = cheaper(found, client.probe(replace(chunk, samples=others)))
             suffix_s = least(suffix_s, model_costs(captured, cuts, deepest, batch)[0])
-            local = least(local, _local_costs(pipeline, fetched, seed))
+            local = least(local, local_costs(pipeline, fetched, seed))
     reduced, deviations = dict[str, tuple[float | None, ...]](), dict[str, Deviation]()
     if shipped is None and precision != FULL:
         warnings.warn(f"{precision} has nothing to do: no cut of the model can be sent to a node", stacklevel=4)
@@ -448,10 +385,10 @@ def _profile(
             except (RefusedError, PlanError) as error:
                 warnings.warn(f"fp32 is used: {error}", stacklevel=4)
     with progress.step("measuring what a row costs on its way"):
-        receive_s_per_byte, send_s_per_byte = _byte_costs(client, link)
+        receive_s_per_byte, send_s_per_byte = byte_costs(client, link)
         num_asked = min(NUM_ASKED, max(NODE_BATCH + 1, int(ASK_S / max(float(found["pipeline_s"]), 1e-6))))
         asked = replace(chunk, samples=refs[:num_asked])
-        wire_s, receive_s_per_row = _wire_costs(client, asked, found, receive_s_per_byte)
+        wire_s, receive_s_per_row = wire_costs(client, asked, found, receive_s_per_byte)
     rows = sum(len(json.dumps(ref.to_json(), separators=(",", ":"))) + 1 for ref in refs) / len(refs)
     return Profile(
         key=key,
@@ -463,7 +400,7 @@ def _profile(
             fetch_s=local.get("fetch_s", 0.0),
             receive_s_per_byte=receive_s_per_byte,
             receive_s_per_row=receive_s_per_row,
-            decode_s_per_byte=_decode_costs(found["encode_s_per_byte"], pipeline),
+            decode_s_per_byte=decode_costs(found["encode_s_per_byte"], pipeline),
             suffix_s=suffix_s,
             suffix_on="host" if captured.example[0].device.type == "cpu" else "accelerator",
             suffix_row_bytes=step_bytes,
@@ -553,83 +490,3 @@ def _node_costs(
         row_bytes=row_bytes + (None,) * beyond,
         engine=engine if (engine := found.get("engine")) in ENGINES else AUTO,
     )
-
-
-def measure_here(
-    samples: Samples, pipeline: Transforms, profile: Profile, seed: int, holdings: Holdings | None = None
-) -> tuple[Link | None, float | None]:
-    """The way to the store and this machine's speed as they are now; None where there is no way there.
-
-    Only downwards is measured: requests are small.
-    """
-    fetched = None if holdings is not None else fetch(samples)
-    if fetched is None:
-        return None, None
-    speed = _speed(profile.trainer.decode_s, lambda: decode_s(pipeline, fetched, seed), 1.0)
-    return Link(fetched.bytes_per_s, fetched.bytes_per_s), speed
-
-
-def measure_port(clients: Sequence[NodeClient], links: Sequence[Link]) -> Link | None:
-    """What all nodes together get through to this machine; None if that is as much as each by itself."""
-    sizes = [int(link.down_bytes_per_s) for link in links]  # about a second's worth of each
-    sizes = [min(max(size // len(links), 1 << 16), MAX_BLOB_BYTES) for size in sizes]
-    start = time.perf_counter()
-    with ThreadPoolExecutor(len(clients)) as pool:
-        list(pool.map(lambda client, size: client.download(size), clients, sizes))
-    down = sum(sizes) / (time.perf_counter() - start)
-    if down > 0.9 * sum(link.down_bytes_per_s for link in links):
-        return None
-    return Link(down, max(link.up_bytes_per_s for link in links))
-
-
-def _local_costs(pipeline: Transforms, fetched: Fetched | None, seed: int) -> dict[str, float]:
-    """What reading and decoding costs here; without reading where this machine has no way to the store."""
-    found: dict[str, float] = {"finish_s": 0.0}
-    pixels = np.zeros((8, *pipeline.pixel_spec.shape), np.uint8)
-    if pipeline.is_float:
-        found["finish_s"] = cpu_s(lambda: pipeline.finish(pixels)) / len(pixels)
-    if fetched is None:
-        return found
-    found["fetch_s"] = fetched.cpu_s
-    found["decode_s"] = decode_s(pipeline, fetched, seed)
-    return found
-
-
-def _decode_costs(names: Iterable[str], pipeline: Transforms) -> dict[str, float]:
-    """CPU-seconds here for each byte that a codec gives back."""
-    spec = TensorSpec("rows", pipeline.pixel_spec.shape, "float32")
-    rows = np.random.default_rng(0).random((8, *spec.shape), np.float32)
-    costs = {}
-    for name in names:
-        columns = codecs.encode(name, [rows], (spec,))
-        costs[name] = cpu_s(partial(codecs.decode, name, columns, (spec,)), 0.1) / rows.nbytes
-    return costs
-
-
-def _byte_costs(client: NodeClient, link: Link) -> tuple[float, float]:
-    """CPU-seconds a byte, of taking bytes from the wire here and of sending them on the node."""
-    client.download(1 << 16)  # the first may find nothing loaded yet
-    num_bytes = min(max(int(link.down_bytes_per_s * RECEIVE_S), 1 << 18), MAX_BLOB_BYTES)
-    earlier, before = (float(client.hello()["cpu_s"]) for _ in range(2))
-    cpu = time.process_time()
-    client.download(num_bytes)
-    receive_s = time.process_time() - cpu
-    send_s = float(client.hello()["cpu_s"]) - before - (before - earlier)  # less what the question itself costs
-    return receive_s / num_bytes, max(0.0, send_s) / num_bytes
-
-
-def _wire_costs(
-    client: NodeClient, chunk: Chunk, found: dict[str, Any], receive_s_per_byte: float
-) -> tuple[float, float]:
-    """From chunks that are really asked for: the node's CPU for one beyond its rows', and ours a row beyond bytes."""
-    stopped = Event()
-    client.rows(replace(chunk, samples=chunk.samples[:1]), stopped)  # loads the engine
-    cpu = time.process_time()
-    reply = client.rows(chunk, stopped)
-    ours_s = max(0.0, time.process_time() - cpu - reply.num_bytes * receive_s_per_byte) / len(chunk.samples)
-    before = float(client.hello()["cpu_s"])
-    lone = chunk.samples[:LONE_ROWS]
-    for ref in lone:
-        client.rows(replace(chunk, samples=(ref,)), stopped)
-    nodes_s = (float(client.hello()["cpu_s"]) - before) / len(lone)
-    return max(0.0, nodes_s - float(found["pipeline_cpu_s"])), ours_s

@@ -27,8 +27,8 @@ from headwater.core.search import placement, search
 from headwater.data.wire import MAX_BLOB_BYTES
 from headwater.errors import HeadwaterError
 from headwater.train.client import NodeClient
-from headwater.train.measure import measure_port
 from headwater.train.source import Source
+from headwater.train.wirecosts import measure_port
 
 log = logging.getLogger(__name__)
 
