@@ -19,8 +19,9 @@ class World:
     """A dispatch, the nodes around it, and what the trainer has seen."""
 
     def __init__(self, num_chunks, window, per_node, failures=2, able=None, is_own=None):
-        """With `is_own`, b is the trainer's own node."""
-        own = {} if is_own is None else {"own": "b", "is_own": is_own}
+        """With `is_own`, b is the trainer's own node, and has one chunk at once."""
+        own = {} if is_own is None else {"own": "b", "is_own": is_own, "own_out": 1}
+        self.most = {"a": per_node, "b": 1 if own else per_node}
         self.machine = Dispatch(num_chunks, window=window, per_node=per_node, max_failures=failures, able=able, **own)
         self.is_own, self.failed = is_own, set()
         self.able = able or (lambda chunk: NODES)
@@ -41,7 +42,7 @@ class World:
                     assert chunk not in self.out[node]
                     assert chunk < self.taken + self.window, "handed out beyond the window"
                     self.out[node].add(chunk)
-                    assert len(self.out[node]) <= self.per_node
+                    assert len(self.out[node]) <= self.most[node]
                     assert sum(chunk in self.out[name] for name in self.up) <= 2, "out on more than two nodes"
                 case Keep(chunk):
                     self.kept.append(chunk)
@@ -280,11 +281,19 @@ def test_what_fails_on_the_own_node_goes_to_another():
 
 
 def test_an_own_node_is_given_two_chunks_at_once_however_many_others_have():
-    machine = Dispatch(16, window=16, per_node=8, own="own", is_own=lambda chunk: chunk % 2 == 1)
+    machine = Dispatch(16, window=16, per_node=8, own="own", is_own=lambda chunk: chunk % 2 == 1, own_out=2)
     given = machine.node_up("node", "own")
     assert [each.chunk for each in given if each.node == "own"] == [1, 3]
     assert [each.chunk for each in given if each.node == "node"] == list(range(0, 16, 2))
     assert machine.finished("own", 1)[1:] == [Assign("own", 5)]
+
+
+def test_at_the_pace_of_both_sides_an_own_node_takes_any_chunk_and_no_more_at_once_than_it_may():
+    machine = Dispatch(16, window=16, per_node=8, own="own", own_out=2)
+    given = machine.node_up("node", "own")
+    assert [each.chunk for each in given if each.node == "own"] == [1, 3]
+    assert [each.chunk for each in given if each.node == "node"] == [0, 2, 4, 5, 6, 7, 8, 9]
+    assert machine.finished("own", 1)[1:] == [Assign("own", 10)]
 
 
 def test_an_own_node_that_could_do_more_than_its_share_does_not():

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from headwater.core import search as module
 from headwater.core.cost import estimate
-from headwater.core.loads import JobSize
+from headwater.core.loads import JobSize, Pricing
 from headwater.core.plan import PACE, PLACE, Plan, check, near_plan
 from headwater.core.rig import Device, Link
-from headwater.core.search import NOTHING, can_share, choices, pick, placement, search, sweep
+from headwater.core.search import NOTHING, can_share, choices, pick, placement, search, suited_split, sweep
 from headwater.core.search import settings as knob_settings
 from headwater.errors import ConfigError, PlanError
 
@@ -95,6 +95,24 @@ def test_a_trainer_shares_the_work_where_that_pays_unless_it_shall_not(make):
     assert shared.plan.host_share > 0.2
     assert alone.plan.host_share == 0
     assert shared.total_s < 0.8 * alone.total_s  # of the two shares that are tried here, a quarter
+
+
+def test_of_the_shares_of_a_plan_the_fastest_is_taken(make, monkeypatch):
+    monkeypatch.setattr(module, "SHARES", tuple(step / 16 for step in range(1, 16)))
+    cuts = make.CUTS[:1] + make.CUTS[5:]
+    profile = make.profile(make.PLACE_S, [60e-3, *make.SUFFIX_S[1:]])
+    best = search(cuts, profile, make.rig(100), make.JOB).best
+    shares = [replace(best.plan, host_share=step / 16) for step in range(1, 16)]
+    every = [estimate(plan, cuts, profile, make.rig(100), make.JOB) for plan in shares]
+    equal = [each for each in every if each.total_s <= 1.02 * best.total_s]
+    assert best.total_s == min(each.total_s for each in every)
+    assert min(each.plan.host_share for each in equal) < best.plan.host_share, "here a smaller one counts as equal"
+
+
+def test_a_share_is_kept_to_where_pixels_fill_the_link_though_more_of_it_would_relieve_it(make):
+    pricing = Pricing(make.CUTS, make.PROFILE, make.rig(20), make.JOB)
+    pixels = replace(near_plan(make.CUTS[0], node_batch=16, chunk_rows=16), host_share=0.25)
+    assert suited_split(pricing, pixels) == PLACE
 
 
 @pytest.mark.parametrize(("mbit", "split"), [(10_000, PACE), (30, PLACE)])

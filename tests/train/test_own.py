@@ -54,6 +54,7 @@ def test_batches_are_the_same_whatever_the_share(pictures, node, expected, share
         for thread in job._source._warm(job._source._carried):  # or the node would do all before it has begun
             thread.join()
         assert_same(outputs(job), expected)
+        assert job._source._own.read_bytes > 0 or share < 0.1, "the trainer's own node made nothing"
         process = own_of(job)
     assert process.returncode is not None, "it outlives its job"
 

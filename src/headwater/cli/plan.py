@@ -64,7 +64,7 @@ def _rows(job: Job) -> list[tuple[str, Estimate]]:
 
 def show(job: Job, console: Console) -> None:
     """The table and the sentences."""
-    from headwater.core.search import placement
+    from headwater.core.search import placement, share_words
 
     rows = _rows(job)
     has_energy = any(each.energy_j for _, each in rows)
@@ -78,7 +78,7 @@ def show(job: Job, console: Console) -> None:
         energy = [f"{joules:.3g}"] if has_energy else []
         what = placement(each.plan)
         if each.plan.host_share:
-            what += f", {100 * each.plan.host_share:.3g} % of it here"
+            what += f", {share_words(each.plan)} of it here"
         table.add_row(place, what, cut, precision, f"{each.samples_per_s:,.1f}",
                       f"{each.down_bytes:,.0f}", *energy, each.limiting)  # fmt: skip
     console.print(table)

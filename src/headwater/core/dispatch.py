@@ -16,13 +16,13 @@ Not every node can do every chunk where nodes have disks of their own: `able` sa
 Where the trainer has a node of its own (`own`), some chunks are for that one (`is_own`), and all others for the
 others: what it reads comes over the trainer's own link, so how much it does is the plan's business. Only where the
 trainer waits, and one of the others has nothing to do, is one of its chunks taken over; where none of them is up, it
-does theirs; and a chunk that failed once is for everybody. It has at most `OWN_OUT` chunks out, however many others
-have: what it reads early, rows that are wanted now have to wait for.
+does theirs; and a chunk that failed once is for everybody. Without `is_own` every chunk is for everybody. It has at
+most `own_out` chunks out, however many others have: what it reads early, rows that are wanted now have to wait for.
 
 What holds, whatever happens and in whatever order (tests/core/test_dispatch.py explores it exhaustively):
 1. Every chunk is kept once and delivered once, in ascending order.
 2. No chunk at or beyond `taken + window` is ever handed out, so buffers are bounded.
-3. A node never has more than `per_node` chunks out, the trainer's own no more than `OWN_OUT` of them.
+3. A node never has more than `per_node` chunks out, and the trainer's own no more than `own_out`.
 4. While a node is up that can do a chunk that waits, and no Stop was said, something is out.
 5. A chunk is out on at most two nodes, and only on nodes that can do it.
 """
@@ -35,7 +35,6 @@ from dataclasses import dataclass
 
 SLOW = 2.0  # times the pace of the fastest: from here on a node is chosen with care
 ASK_AGAIN = 3.0  # a node that was left out gets another chunk after so many times its pace: it may be faster now
-OWN_OUT = 2  # one that is made, one that is read
 _LATEST = 0.5  # weight of the newest in a pace
 
 
@@ -91,12 +90,14 @@ class Dispatch:
         max_failures: int = 3,
         able: Callable[[int], Collection[str]] | None = None,
         own: str | None = None,
-        is_own: Callable[[int], bool] = lambda chunk: False,
+        is_own: Callable[[int], bool] | None = None,
+        own_out: int = 2,
         paces: Mapping[str, Pace] | None = None,
     ) -> None:
         """`able` names the nodes that can do a chunk; without it, all can. `own` is the trainer's own node. `paces`
         are those of an epoch before: a slow node need not be found out again."""
         assert window >= 1
+        assert own_out >= 1
         assert per_node >= 1
         assert max_failures >= 1
         self._num_chunks = num_chunks
@@ -104,7 +105,7 @@ class Dispatch:
         self._per_node = per_node
         self._max_failures = max_failures
         self._able = able
-        self._own, self._is_own = own, is_own
+        self._own, self._is_own, self._own_out = own, is_own, own_out
         self._for_all: set[int] = set()  # failed once, on whomever they were for
         self._next_new = 0  # chunks from here on are beyond the window
         self._waiting: list[int] = []  # within the window, in order, and out nowhere
@@ -247,7 +248,7 @@ class Dispatch:
         return decisions or self._take_over() or self._hand_out_again()
 
     def _has_room(self, node: str) -> bool:
-        most = min(self._per_node, OWN_OUT) if node == self._own else self._per_node
+        most = min(self._per_node, self._own_out) if node == self._own else self._per_node
         return len(self._out[node]) < most
 
     def _nodes_for(self, chunk: int) -> list[str]:
@@ -257,13 +258,13 @@ class Dispatch:
     def _nodes_meant_for(self, chunk: int) -> list[str]:
         """Of those, the ones that it is for; all, if none of these is up or it has failed before."""
         able = self._nodes_for(chunk)
-        if self._own is None or chunk in self._for_all:
+        if self._own is None or self._is_own is None or chunk in self._for_all:
             return able
         return [node for node in able if (node == self._own) == self._is_own(chunk)] or able
 
     def _take_over(self) -> list[Decision]:
         """The trainer waits, and its own node has not begun with what is next for it: whoever is idle does that."""
-        if self._own is None or self._taken < self._delivered:
+        if self._is_own is None or self._taken < self._delivered:
             return []
         for chunk in self._waiting:
             idle = [node for node in self._nodes_for(chunk) if not self._out[node] and node != self._own]

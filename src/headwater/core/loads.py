@@ -19,7 +19,7 @@ from headwater.core.form import Flag, Number, formed
 from headwater.core.plan import Plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Device, Link, Rig
-from headwater.core.share import more_ahead
+from headwater.core.share import more_ahead, own_out
 from headwater.errors import ConfigError, PlanError
 
 # What a load is on, in the order of the chain.
@@ -287,10 +287,14 @@ class Pricing:
     def _chunk_rows(self, knobs: Plan) -> int:
         return min(knobs.chunk_rows, self.job.num_samples)
 
-    def _groups(self, knobs: Plan) -> int:
-        """Groups that a node has under way at once."""
+    def _groups(self, knobs: Plan, chunks: int | None = None) -> int:
+        """Groups that a node has under way at once, in `chunks` or in as many as it works ahead."""
         in_chunk = -(-self._chunk_rows(knobs) // knobs.node_batch)
-        return min(self.profile.node.num_slots, in_chunk) * min(knobs.prefetch, self.profile.node.max_chunks)
+        return min(self.profile.node.num_slots, in_chunk) * min(chunks or knobs.prefetch, self.profile.node.max_chunks)
+
+    def _own_chunks(self, knobs: Plan) -> int:
+        """That the trainer's own node has at once beside others."""
+        return min(knobs.prefetch, own_out(self.rig.trainer.cores))
 
     def _burst(self, knobs: Plan) -> int:
         """Rows that arrive together. Chunks with more groups than slots take turns, so that they end together, too."""
@@ -361,13 +365,13 @@ class Pricing:
         return [
             (STORE_DOWN, None, share * stored_s),
             (READS, None, share * lone_s / min(trainer.num_readers, self._under_way(knobs))),
-            self._own_engine(knobs, work),
-            (AHEAD, None, share * chunk_s / (knobs.prefetch * rows)),
+            self._own_engine(knobs, work, self._own_chunks(knobs)),
+            (AHEAD, None, share * chunk_s / (self._own_chunks(knobs) * rows)),
         ]
 
-    def _own_engine(self, knobs: Plan, work: Work) -> tuple[str, Alike | None, Amount]:
+    def _own_engine(self, knobs: Plan, work: Work, chunks: int | None = None) -> tuple[str, Alike | None, Amount]:
         host = self.rig.trainer
-        return OWN, None, work.share * work.own_engine_s / (min(host.cores, self._groups(knobs)) * host.speed)
+        return OWN, None, work.share * work.own_engine_s / (min(host.cores, self._groups(knobs, chunks)) * host.speed)
 
     def _chunk_s(self, knobs: Plan, work: Work, each: Alike) -> Amount:
         """From the request for a lone chunk until its rows are here: group after group, working while sending."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from headwater.core.cost import Estimate
 from headwater.core.cut import Cut
 from headwater.core.loads import LINK_DOWN, LOOP, SHARED, TRAINER, JobSize, Pricing, most
-from headwater.core.plan import Plan
+from headwater.core.plan import LEAST_SHARE, MOST_SHARE, PACE, Plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Device, Link, Rig
 from headwater.errors import ConfigError
@@ -54,6 +54,7 @@ class Window:
     store_bytes_per_s  of samples that the trainer read by itself, where the plan moves nothing
     loop_s             of the training loop for one row, without waiting; where the trainer's own cores do the work
     own_s              of the threads of the trainer's own node for one row that it made
+    own_share          of the rows that came: those that the trainer's own node made
     A node that was idle, or whose rate can't be told, is left out.
     """
 
@@ -64,6 +65,7 @@ class Window:
     store_bytes_per_s: float | None = None
     loop_s: float | None = None
     own_s: float | None = None
+    own_share: float | None = None
 
     def __post_init__(self) -> None:
         faults = []
@@ -158,11 +160,14 @@ class Replanner:
     def _price(self) -> None:
         """What the plan should do on the rig as it is believed to be."""
         self._streaks.clear()
+        self._expect(self._plan)
+
+    def _expect(self, plan: Plan) -> None:
         # How many samples there are does not matter for what one costs.
         pricing = Pricing(self._cuts, self._profile, self._rig, JobSize(1 << 40, self._batch_size))
-        choice = pricing.choice(self._plan)
-        self._work = pricing.work(self._plan, choice)
-        loads = pricing.price(self._plan, choice).loads
+        choice = pricing.choice(plan)
+        self._work = pricing.work(plan, choice)
+        loads = pricing.price(plan, choice).loads
         steady_s = most(*(s for _, _, s in loads))
         # What the loop takes for a row: its own work at least; at most all that its cores do meanwhile.
         host = self._rig.trainer
@@ -204,6 +209,9 @@ class Replanner:
 
     def window(self, seen: Window) -> list[Replan]:
         """A window has ended, at a chunk boundary."""
+        if self._plan.split == PACE and seen.own_share is not None:  # as both sides were, not as was planned
+            share = min(max(seen.own_share, LEAST_SHARE), MOST_SHARE)
+            self._expect(replace(self._plan, host_share=share))
         self._since = min(self._since + seen.num_chunks, _MAX_PAUSE)
         waited = seen.wait_fraction >= WAITING
         self._streaks = {

@@ -14,7 +14,7 @@ A chunk is one group, so that chunks end one after the other. Groups of fewer th
 ahead are only tried where memory leaves nothing else: a run needs some slack for moments that no average shows.
 
 A share is kept to, chunk by chunk, where bytes are scarce. Where every link would have room to spare though the trainer
-took far more of the work than planned, whoever is done takes the next chunk instead (`split` in a plan).
+took far more or less of the work than planned, whoever is done takes the next chunk instead (`split` in a plan).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headwater.core.codecs import CODECS
 from headwater.core.cost import Estimate, estimate_with
 from headwater.core.cut import Cut
 from headwater.core.loads import LINK_DOWN, PORT_DOWN, STORE_DOWN, Choice, JobSize, Pricing, stack
-from headwater.core.plan import PACE, PRECISIONS, Plan, here_plan, near_plan
+from headwater.core.plan import PACE, PLACE, PRECISIONS, Plan, here_plan, near_plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Rig
 from headwater.core.share import SHARES
@@ -44,7 +44,7 @@ PREFETCH = (1, 3, 8, 24)
 STEADY_AHEAD = 3  # chunks: one being sent, one worked on, one waiting
 STEADY_BATCH = 16  # assumed, not measured: below it the fixed cost of a group weighs most, and is known least
 
-# Assumed, not measured: how much more than its share a trainer may turn out to take, and how busy a link may be then.
+# Assumed, not measured: how far from its share a trainer may turn out to be, and how busy a link may be then.
 MORE_SHARE, ROOM = 0.25, 0.6
 
 NOTHING, PIXELS, PREFIX = "move nothing", "move decoded pixels", "run the prefix near the data"
@@ -79,10 +79,15 @@ class Ranking:
         if best.plan.has_prefix:
             text += f", up to {best.plan.cut_name}"
         if best.plan.host_share:
-            text += f", and {100 * best.plan.host_share:.3g} % of the pictures here"
+            text += f", and {share_words(best.plan)} of the pictures here"
         if self.nothing is not None and best is not self.nothing:
             text += f", an estimated {self.nothing.total_s / best.total_s:.3g} times as fast as moving nothing"
         return f"{text[0].upper()}{text[1:]}. {best.explain()[0].upper()}{best.explain()[1:]}"
+
+
+def share_words(plan: Plan) -> str:
+    """How much of the work is the trainer's."""
+    return f"{'about ' if plan.split == PACE else ''}{100 * plan.host_share:.3g} %"
 
 
 def placement(plan: Plan) -> str:
@@ -193,7 +198,7 @@ def sweep(cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize, *, like
 
 _Columns = dict[str, npt.NDArray[Any]]
 # The rule's order, after time; the last ones only make it complete.
-_RULE = ("moves", "share", "row_bytes", "unsteady", "node_bytes", "cut", "rows_ahead", "precision", "codec",
+_RULE = ("moves", "shares", "row_bytes", "unsteady", "node_bytes", "cut", "rows_ahead", "precision", "codec",
          "node_batch", "prefetch")  # fmt: skip
 _BUT_SHARE = ("moves", "cut", "precision", "codec", "node_batch", "prefetch")  # what tells plans apart beside the share
 
@@ -202,12 +207,13 @@ def _columns(plans: Sequence[Plan]) -> _Columns:
     """What the rule needs to know of plans beside what they cost."""
     codecs, precisions = list(CODECS), list(PRECISIONS)
     rows = [
-        (placement(plan) != NOTHING, round(1e6 * plan.host_share), _unsteady(plan), plan.cut,
+        (placement(plan) != NOTHING, round(1e6 * plan.host_share), plan.host_share > 0, _unsteady(plan), plan.cut,
          plan.prefetch * plan.chunk_rows, precisions.index(plan.precision), codecs.index(plan.codec), plan.node_batch,
          plan.prefetch)
         for plan in plans
     ]  # fmt: skip
-    names = ("moves", "share", "unsteady", "cut", "rows_ahead", "precision", "codec", "node_batch", "prefetch")
+    names = ("moves", "share", "shares", "unsteady", "cut", "rows_ahead", "precision", "codec", "node_batch",
+             "prefetch")  # fmt: skip
     return dict(zip(names, np.array(rows, np.int64).reshape(-1, len(names)).T, strict=True))
 
 
@@ -295,12 +301,19 @@ def _own_best(pricing: Pricing, table: _Table, kind: str) -> Estimate | None:
 
 def _estimate(pricing: Pricing, plan: Plan) -> Estimate:
     """Of the plan, with the split that suits its links."""
-    found = estimate_with(pricing, plan)
+    return replace(estimate_with(pricing, plan), plan=replace(plan, split=suited_split(pricing, plan)))
+
+
+def suited_split(pricing: Pricing, plan: Plan) -> str:
+    """Whether the trainer's share has to be kept to, with the links as they are."""
     if not plan.host_share:
-        return found
-    more = estimate_with(pricing, replace(plan, host_share=min(plan.host_share + MORE_SHARE, SHARES[-1])))
-    busiest_s = max(more.load(kind) for kind in (LINK_DOWN, PORT_DOWN, STORE_DOWN))
-    return replace(found, plan=replace(plan, split=PACE)) if busiest_s <= ROOM * found.steady_s else found
+        return PLACE
+    steady_s = estimate_with(pricing, plan).steady_s
+    shares = (max(plan.host_share - MORE_SHARE, SHARES[0]), plan.host_share,
+              min(plan.host_share + MORE_SHARE, SHARES[-1]))  # fmt: skip
+    estimates = [estimate_with(pricing, replace(plan, host_share=share)) for share in shares]
+    busiest_s = max(each.load(kind) for each in estimates for kind in (LINK_DOWN, PORT_DOWN, STORE_DOWN))
+    return PACE if busiest_s <= ROOM * steady_s else PLACE
 
 
 def _why_dropped(pricing: Pricing, choice: Plan) -> Dropped:

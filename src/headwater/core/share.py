@@ -22,6 +22,11 @@ def is_own(chunk: int, share: float) -> bool:
     return math.floor((chunk + 1) * share + _TINY) > math.floor(chunk * share + _TINY)
 
 
+def own_out(cores: float) -> int:
+    """Chunks that the trainer's own node has at once: one for each core, and one that is read meanwhile."""
+    return max(1, math.ceil(cores)) + 1
+
+
 def more_ahead(share: float) -> int:
     """Chunks that must wait for their turn beyond the usual, so that the side with fewer of them never stands idle.
 

@@ -24,7 +24,7 @@ from headwater.core.draw import Draw
 from headwater.core.spec import TensorSpec
 from headwater.core.tuning import Candidate
 from headwater.data import wire
-from headwater.data.extract import Extractor
+from headwater.data.extract import NEAR_READERS, Extractor
 from headwater.data.memory import peak_bytes, reset_peak, resident_bytes
 from headwater.data.samples import SampleRef
 from headwater.data.shards.reading import read_sample
@@ -139,7 +139,7 @@ def _probe_pipeline(chunks: Sequence[wire.Chunk], store: Store, engine: Engine |
     run = partial(engine.run, boundary=want.boundary) if engine else None
     at_once = engine.batch if engine else None
     runs: list[tuple[float, float]] = []
-    extractor = Extractor(1)
+    extractor = Extractor(1, NEAR_READERS)
     try:
         warm = replace(chunks[0], samples=chunks[0].samples[:WARM_ROWS])
         for _ in extractor.rows(store, warm, run, at_once=at_once):

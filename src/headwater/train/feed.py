@@ -55,13 +55,15 @@ class Feed:
         able: Callable[[int], Collection[str]] | None = None,
         more_ahead: int = 0,
         own: str | None = None,
-        is_own: Callable[[int], bool] = lambda chunk: False,
+        is_own: Callable[[int], bool] | None = None,
+        own_out: int = 2,
         paces: dict[str, Pace] | None = None,
     ) -> None:
         """`chunk` makes the request for a worker; `able` names the workers that can do a chunk (all, without it).
 
         `arrived` is told of every chunk's reply when it comes, in whatever order. `more_ahead` chunks may wait for
-        their turn beyond the usual. `own` is the worker beside this process; `is_own` says which chunks it shall do.
+        their turn beyond the usual. `own` is the worker beside this process, with at most `own_out` chunks at once;
+        `is_own` says which chunks it shall do.
         `paces` has what is known of workers from an epoch before, and is written to when this one ends.
         """
         self._paces = {} if paces is None else paces
@@ -71,7 +73,7 @@ class Feed:
         self._arrived = arrived
         window = (per_worker + 1) * len(workers) + 1 + more_ahead
         self._machine = Dispatch(num_chunks, window=window, per_node=per_worker, able=able, own=own, is_own=is_own,
-                                 paces=self._paces)  # fmt: skip
+                                 own_out=own_out, paces=self._paces)  # fmt: skip
         self._wake = threading.Condition()
         self._tasks: dict[str, queue.SimpleQueue[int | None]] = {name: queue.SimpleQueue() for name in workers}
         self._kept: dict[int, Reply] = {}

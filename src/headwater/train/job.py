@@ -26,7 +26,7 @@ from headwater.core.loads import JobSize
 from headwater.core.plan import PRECISIONS, Plan, near_plan
 from headwater.core.precision import FULL, TOLERANCE, Deviation, allowed
 from headwater.core.profile import Profile
-from headwater.core.search import Ranking, search
+from headwater.core.search import Ranking, search, share_words
 from headwater.data.cores import usable_cores
 from headwater.data.holdings import Holdings, unite
 from headwater.data.layouts import list_samples, root_of
@@ -112,7 +112,7 @@ class Job:
         if not plan.uses_storage and not plan.has_prefix:
             return f"nothing moves; pictures are read as stored ({stored:,.0f} bytes each)"
         row = self._source.row_bytes
-        share = f"; {100 * plan.host_share:.3g} % of the pictures are read and done here" if plan.host_share else ""
+        share = f"; {share_words(plan)} of the pictures are read and done here" if plan.host_share else ""
         if not plan.uses_storage:
             return (f"pictures are read as stored ({stored:,.0f} bytes each); an engine beside the trainer runs the "
                     f"model up to {plan.cut_name}")  # fmt: skip
@@ -268,7 +268,7 @@ def near(
     with ExitStack() as stack:
         clients: list[NodeClient] = []
         if nodes is None:
-            node = EmbeddedNode(root_of(url), node_threads, cache_bytes)
+            node = EmbeddedNode(root_of(url), node_threads, cache_bytes, is_far=not url.startswith("file://"))
             stack.callback(node.close)
             clients = [NodeClient(node.address, node.access, PLACE)]
         elif nodes != "inline":

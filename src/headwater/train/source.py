@@ -30,9 +30,10 @@ from headwater.core.dispatch import Pace
 from headwater.core.pieces import Pieces
 from headwater.core.plan import PLACE, Plan, check
 from headwater.core.precision import FULL, Deviation
-from headwater.core.share import is_own, more_ahead
+from headwater.core.share import is_own, more_ahead, own_out
 from headwater.core.spec import Boundary
 from headwater.core.tuning import wish
+from headwater.data.cores import usable_cores
 from headwater.data.holdings import Holdings
 from headwater.data.samples import Samples
 from headwater.data.store import open_store
@@ -359,8 +360,10 @@ class Source:
         if holdings is not None and groups is not None:
             holders = [holdings.holders[groups[pieces.entries(index)[0]]] for index in range(len(pieces))]
             options = {"able": holders.__getitem__, "more_ahead": len(holdings.holders)}
-        if (share := carried.plan.host_share) and carried.plan.split == PLACE:
-            options = {"own": OwnNode.name, "is_own": partial(is_own, share=share), "more_ahead": more_ahead(share)}
+        if share := carried.plan.host_share:
+            options = {"own": OwnNode.name, "own_out": own_out(usable_cores()), "more_ahead": more_ahead(share)}
+            if carried.plan.split == PLACE:
+                options["is_own"] = partial(is_own, share=share)
         feed = Feed(carried.workers, len(pieces), chunk, per_worker=carried.plan.prefetch,
                     patience_s=self._setting.patience_s, arrived=self._note_arrival, paces=carried.paces,
                     **options)  # fmt: skip

@@ -18,12 +18,13 @@ from typing import Any
 
 from headwater.core.cost import Estimate, estimate
 from headwater.core.cut import Cut
-from headwater.core.loads import JobSize, upload_s
-from headwater.core.plan import Plan
+from headwater.core.loads import JobSize, Pricing, upload_s
+from headwater.core.plan import PACE, PLACE, Plan
 from headwater.core.profile import Profile
 from headwater.core.replan import Replan, Replanner, Window, worth_switching
 from headwater.core.rig import Link, Rig
-from headwater.core.search import placement, search
+from headwater.core.search import placement, search, suited_split
+from headwater.core.share import SHARES
 from headwater.data.wire import MAX_BLOB_BYTES
 from headwater.errors import HeadwaterError
 from headwater.train.client import NodeClient
@@ -195,7 +196,8 @@ class Watch:
         taken_s = now.at - before.at
         waited = min(1.0, max(0.0, (now.waited_s - before.waited_s) / taken_s))
         num_chunks = now.num_chunks - before.num_chunks
-        rates: dict[str, Any] = {"loop_s": self._source.loop_s(before.at), "own_s": _own_s(before, now)}
+        rates: dict[str, Any] = {"loop_s": self._source.loop_s(before.at), "own_s": _own_s(before, now),
+                                 "own_share": _own_share(before, now)}  # fmt: skip
         if not self._source.plan.uses_storage:
             read = (now.read_bytes - before.read_bytes) / taken_s
             return Window(num_chunks, waited, store_bytes_per_s=read, **rates)
@@ -203,7 +205,8 @@ class Watch:
         there = now.busy.keys() & before.busy.keys()
         made = {name: rate for name in there if (rate := self._made(name, before, now)) is not None}
         plan = self._source.plan
-        more = SHARED * (now.num_arrived - before.num_arrived) + plan.chunk_rows * plan.prefetch * len(there)
+        from_nodes = (now.num_arrived - before.num_arrived) * (1 - (rates["own_share"] or 0.0))
+        more = SHARED * from_nodes + plan.chunk_rows * plan.prefetch * len(there)
         if sum(now.busy[name][1] - before.busy[name][1] for name in there) > more:
             made = {}  # they make rows for others, too, which may cost more or less than ours
         return Window(num_chunks, waited, carried, made, **rates)
@@ -227,17 +230,22 @@ class Watch:
         why = "; ".join(decision.why)
         adopted = before
         try:
-            if self._may_pay(before, rig):
+            if self._may_pay(before, rig) or self._is_scarce(before, rig):
                 rig, there = self._ask_nodes(rig)
                 with self._source.held() if decision.of_links else contextlib.nullcontext():
                     rig = self._measure(rig, there) if decision.of_links else rig
                     now, best = self._compare(before, rig)
-                    if best.plan != before and worth_switching(now, best):
-                        self._check_cut(best.plan.cut)  # again: it may have begun to learn meanwhile
+                    then = before
+                    if not alike(best.plan, before) and worth_switching(now, best):
+                        then = best.plan
+                    elif self._is_scarce(before, rig):
+                        then, best = replace(before, split=PLACE), now
+                    if then != before:
+                        self._check_cut(then.cut)  # again: it may have begun to learn meanwhile
                         warm_s = 0.0 if decision.of_links else WARM_S
-                        if not self._source.adopt(best.plan, unless=self._stopped, warm_s=warm_s):
+                        if not self._source.adopt(then, unless=self._stopped, warm_s=warm_s):
                             return
-                        adopted = best.plan
+                        adopted = then
         except HeadwaterError as error:
             log.info("%s; nothing could be done about it yet: %s", why, error)
             self._replanner.withdraw()
@@ -264,12 +272,21 @@ class Watch:
             worth_switching(*self._compare(plan, each)) for each in (rig, apart)
         )
 
+    def _is_scarce(self, plan: Plan, rig: Rig) -> bool:
+        """Whether a link has become so thin that the trainer's share has to be kept to."""
+        if plan.split != PACE:
+            return False
+        return suited_split(Pricing(self._cuts, self._profile, rig, self._size), plan) == PLACE
+
     def _compare(self, plan: Plan, rig: Rig) -> tuple[Estimate, Estimate]:
         """What the plan takes on this rig, and what the best one takes there."""
         size = replace(self._size, setup_s=upload_s(rig, self._missing, self._file_bytes),
                        starts_own=not self._source.has_own)  # fmt: skip
         found = search(self._open_cuts(), self._profile, rig, size, codecs=self._codecs, precisions=self._precisions)
-        return estimate(plan, self._cuts, self._profile, rig, self._size), found.best
+        # At the pace of both sides, the share is what it comes to.
+        shares = [replace(plan, host_share=share) for share in SHARES] if plan.split == PACE else [plan]
+        every = [estimate(each, self._cuts, self._profile, rig, self._size) for each in shares]
+        return min(every, key=lambda each: each.total_s), found.best
 
     def _without_file(self) -> list[str]:
         """The nodes that answer and don't have the file of all cuts."""
@@ -338,6 +355,18 @@ def _own_s(before: _Reading, now: _Reading) -> float | None:
         return None
     busy_s, rows = (late - early for late, early in zip(now.own, before.own, strict=True))
     return busy_s / rows if rows >= 1 and busy_s > 0 else None
+
+
+def _own_share(before: _Reading, now: _Reading) -> float | None:
+    """Of the rows that came; None if there is no node beside the trainer, or it was started anew."""
+    if before.own is None or now.own is None or now.num_arrived <= before.num_arrived or now.own[1] < before.own[1]:
+        return None
+    return min(1.0, (now.own[1] - before.own[1]) / (now.num_arrived - before.num_arrived))
+
+
+def alike(one: Plan, other: Plan) -> bool:
+    """Do these come to the same? At the pace of both sides, the share that was expected does not matter."""
+    return one == (replace(other, host_share=one.host_share) if one.split == other.split == PACE else other)
 
 
 def _has_faster_link(before: Rig, after: Rig) -> bool:

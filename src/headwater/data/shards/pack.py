@@ -62,7 +62,7 @@ from headwater.errors import (
     TransformError,
 )
 
-NUM_READERS = 16  # pictures read at once; as many as a node reads
+NUM_READERS = 16  # pictures read at once
 SHARD_BYTES = 64_000_000
 _LOOKED_AT = 16  # pictures decoded to learn their size where it is not the same for all
 _ABOUT, _MADE_WITH = b"headwater", b"pillow"  # what a part says of its shard, in its schema's metadata
