@@ -328,9 +328,9 @@ def test_a_window_that_makes_no_sense_is_refused(num_chunks, wait, rates):
 
 
 def test_after_a_drop_the_planner_cuts_later_and_the_change_is_worth_it(make):
-    job = JobSize(50_000, 32)
-    before = search(make.CUTS, make.PROFILE, make.rig(200), job).best.plan
-    machine = Replanner(before, make.CUTS, make.PROFILE, make.rig(200))
+    job, rig = JobSize(50_000, 32), make.rig(200, trainer_shares=False)  # with a share, features alone would do
+    before = search(make.CUTS, make.PROFILE, rig, job).best.plan
+    machine = Replanner(before, make.CUTS, make.PROFILE, rig)
     seen = Window(4, 0.9, {"store-0": 5 * make.MBIT}, {})
     (decision,) = [each for _ in range(2) for each in machine.window(seen)]
     after = search(make.CUTS, make.PROFILE, decision.rig, job).best
