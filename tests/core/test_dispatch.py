@@ -18,11 +18,13 @@ NODES = ("a", "b")
 class World:
     """A dispatch, the nodes around it, and what the trainer has seen."""
 
-    def __init__(self, num_chunks, window, per_node, failures=2, able=None, is_own=None):
+    def __init__(self, num_chunks, window, per_node, failures=2, able=None, is_own=None, tail=None):
         """With `is_own`, b is the trainer's own node, and has one chunk at once."""
         own = {} if is_own is None else {"own": "b", "is_own": is_own, "own_out": 1}
         self.most = {"a": per_node, "b": 1 if own else per_node}
-        self.machine = Dispatch(num_chunks, window=window, per_node=per_node, max_failures=failures, able=able, **own)
+        self.machine = Dispatch(num_chunks, window=window, per_node=per_node, max_failures=failures, able=able,
+                                tail=tail, **own)  # fmt: skip
+        self.tail = tail or (num_chunks, 1)
         self.is_own, self.failed = is_own, set()
         self.able = able or (lambda chunk: NODES)
         self.num_chunks, self.window, self.per_node = num_chunks, window, per_node
@@ -40,7 +42,7 @@ class World:
                     if self.is_own is not None and node == "b" and "a" in self.up and not tried:
                         assert self.is_own(chunk), "the trainer's own node took what others are for"
                     assert chunk not in self.out[node]
-                    assert chunk < self.taken + self.window, "handed out beyond the window"
+                    assert chunk in self.within(), "handed out beyond the window"
                     self.out[node].add(chunk)
                     assert len(self.out[node]) <= self.most[node]
                     assert sum(chunk in self.out[name] for name in self.up) <= 2, "out on more than two nodes"
@@ -53,10 +55,16 @@ class World:
                     self.stopped = True
         self.check()
 
+    def within(self):
+        """Chunks that may be handed out by now."""
+        start, window = self.tail
+        head = range(min(start, self.taken + self.window))
+        return {*head, *range(start, min(self.num_chunks, max(start, self.taken) + window))}
+
     def check(self):
         assert self.seen == list(range(len(self.seen))), "out of order or twice"
         assert len(set(self.kept)) == len(self.kept), "kept twice"
-        waiting = set(range(min(self.num_chunks, self.taken + self.window))) - set(self.kept)
+        waiting = self.within() - set(self.kept)
         if any(self.up & set(self.able(chunk)) for chunk in waiting) and not self.stopped:
             assert any(self.out[node] for node in self.up), "nobody works though there is work"
 
@@ -134,17 +142,23 @@ def every_other(chunk):
     return chunk % 2 == 0
 
 
+def the_first(chunk):
+    return chunk == 0
+
+
 @pytest.mark.parametrize(
-    ("able", "is_own", "slow"),
-    [(None, None, 2.0), (own_disks, None, 2.0), (None, every_other, 2.0), (None, None, 0.0), (own_disks, None, 0.0)],
-    ids=["all", "own disks", "own node", "all, and everybody seems slow", "own disks, and everybody seems slow"],
-)
+    ("able", "is_own", "slow", "tail"),
+    [(None, None, 2.0, None), (own_disks, None, 2.0, None), (None, every_other, 2.0, None), (None, None, 0.0, None),
+     (own_disks, None, 0.0, None), (None, the_first, 2.0, (1, 1))],
+    ids=["all", "own disks", "own node", "all, and everybody seems slow", "own disks, and everybody seems slow",
+         "two ends"],
+)  # fmt: skip
 @pytest.mark.parametrize(("num_chunks", "window", "per_node", "depth"), [(3, 2, 1, 7), (3, 2, 2, 6), (2, 1, 1, 8)])
 def test_every_history_of_a_small_world_keeps_the_promises(
-    num_chunks, window, per_node, depth, slow, able, is_own, monkeypatch
+    num_chunks, window, per_node, depth, slow, able, is_own, tail, monkeypatch
 ):
     monkeypatch.setattr(dispatch, "SLOW", slow)
-    frontier, known = [World(num_chunks, window, per_node, able=able, is_own=is_own)], set()
+    frontier, known = [World(num_chunks, window, per_node, able=able, is_own=is_own, tail=tail)], set()
     for _ in range(depth):
         following = []
         for world in frontier:
@@ -286,6 +300,27 @@ def test_an_own_node_is_given_two_chunks_at_once_however_many_others_have():
     assert [each.chunk for each in given if each.node == "own"] == [1, 3]
     assert [each.chunk for each in given if each.node == "node"] == list(range(0, 16, 2))
     assert machine.finished("own", 1)[1:] == [Assign("own", 5)]
+
+
+def test_both_ends_are_worked_on_at_once_and_the_tail_no_further_than_its_window():
+    machine = Dispatch(12, window=2, per_node=8, own="own", is_own=lambda chunk: chunk < 6, tail=(6, 4))
+    given = machine.node_up("node", "own")
+    assert given == [Assign("own", 0), Assign("own", 1), *(Assign("node", chunk) for chunk in range(6, 10))]
+    assert machine.finished("node", 6) == [Keep(6)], "it waits for the head, and makes room for nothing"
+    assert machine.finished("own", 0) == [Keep(0), Deliver(0)]
+    assert machine.taken() == [Assign("own", 2)]
+
+
+def test_who_has_the_tail_and_dies_leaves_it_to_the_trainer_once_its_head_is_done():
+    machine = Dispatch(4, window=4, per_node=4, own="own", is_own=lambda chunk: chunk < 2, tail=(2, 4))
+    machine.node_up("node", "own")
+    assert machine.node_down("node") == []
+    assert machine.finished("own", 0)[:2] == [Keep(0), Deliver(0)]
+    given = machine.taken() + machine.finished("own", 1)
+    assert {each.chunk for each in given if isinstance(each, Assign)} <= {2, 3}
+    for chunk in (2, 3):
+        machine.finished("own", chunk)
+    assert machine.done
 
 
 def test_at_the_pace_of_both_sides_an_own_node_takes_any_chunk_and_no_more_at_once_than_it_may():

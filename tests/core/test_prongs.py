@@ -32,6 +32,8 @@ class World:
                     assert chunk not in self.kept
                     self.out[worker_].add(chunk)
                     assert len(self.out[worker_]) <= self.per_worker
+                    held, most = self.holds(worker_)
+                    assert held <= most, "given more than its side has room for"
                     assert sum(chunk in self.out[name] for name in self.up) <= 2, "out on more than two workers"
                 case Keep(chunk):
                     assert chunk not in self.kept, "kept twice"
@@ -51,10 +53,12 @@ class World:
         left = self.num_chunks - len(self.seen)
         if self.up and left and not self.stopped and self.taken == len(self.seen):
             assert any(self.out[worker] for worker in self.up), "nobody works though there is work"
-        for side in ({"own"} & self.up, self.up - {"own"}):
-            waits = [c for c, w in self.kept.items() if c not in self.seen and ((w == "own") == ("own" in side))]
-            if side:
-                assert sum(len(self.out[each]) for each in side) <= (self.per_worker + 1) * len(side) or waits
+
+    def holds(self, worker):
+        """Chunks that this worker's side has out, or made and not passed on."""
+        side = ({"own"} if worker == "own" else set(self.workers) - {"own"}) & self.up
+        kept = [by for chunk, by in self.kept.items() if chunk not in self.seen and (by == "own") == (worker == "own")]
+        return sum(len(self.out[each]) for each in side) + len(kept), (self.per_worker + 1) * len(side)
 
     def events(self):
         for worker in self.workers:

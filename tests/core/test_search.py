@@ -126,7 +126,7 @@ def test_a_share_is_kept_to_where_bytes_are_scarce_and_follows_the_pace_where_no
 
 
 def test_a_weak_node_on_a_fast_link_moves_nothing(make):
-    assert placement(chosen(make, make.rig(10_000, node_cores=0.05))) == NOTHING
+    assert placement(chosen(make, make.rig(10_000, node_cores=0.01))) == NOTHING
 
 
 def test_the_stronger_the_node_the_later_the_cut(make):

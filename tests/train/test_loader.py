@@ -1,5 +1,7 @@
 """Each sample once an epoch, in an order that (fingerprint, seed, epoch) fixes, however a run is cut up and resumed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -29,13 +31,28 @@ class Source:
         self.bad, self.plans, self.switches = frozenset(bad), plans, dict(switches)
         self.version, self.asked, self.num_chunks = 0, [], 0
 
+    prongs = ("ordered", 0.0)
+
     def stepped(self, start, end):
         pass
 
     def step_clock(self):
         return lambda num_rows: None
 
-    def open(self, epoch, ids):
+    def open_any(self, epoch, batches):
+        """The last first, as a storage side that is faster than the trainer would have it."""
+        self.asked.append([ids.tolist() for ids in batches])
+        version, finish = self.version, lambda tensors, ids: tensors[0].tolist()
+        return Opened(version, self.any_replies(version, batches), finish)
+
+    def any_replies(self, version, batches):
+        for index in reversed(range(len(batches))):
+            for reply in self.replies(version, batches[index], len(batches[index])):
+                yield replace(reply, chunk=index)
+            if version != self.version:
+                return
+
+    def open(self, epoch, ids, head=None):
         self.asked.append(ids.tolist())
         version = self.version
         finish = lambda tensors, ids: tensors[0].tolist()  # noqa: E731
@@ -274,3 +291,84 @@ def test_workers_of_a_data_loader_are_refused_with_the_way_out():
 def test_a_data_set_without_one_readable_sample_is_an_error_not_an_empty_epoch():
     with pytest.raises(DataError, match="none of the 6 samples can be read; the first"):
         list(loader(6, 2, bad=range(6), on_bad="skip"))
+
+
+def two_ended(strategy, share=0.5, **options):
+    source = Source(**options)
+    source.prongs = (strategy, share)
+    return source
+
+
+def test_an_epoch_with_two_ends_is_the_head_and_then_the_tail_backwards():
+    order = Order(20, listing(20).fingerprint, 3).epoch(0).tolist()
+    found = [sample for batch, _ in loader(20, source=two_ended("mte")) for sample in batch]
+    meeting = 8  # half of five batches of four, in whole ones
+    assert found == order[:meeting] + order[meeting:][::-1]
+
+
+@given(st.sampled_from(["mte", "wrr"]), st.integers(1, 40), st.integers(1, 3), st.integers(0, 30), st.floats(0, 1))
+def test_every_sample_comes_once_however_an_epoch_is_gone_through_and_wherever_it_is_resumed(
+    strategy, num_samples, world, stop_after, share
+):
+    if num_samples < world:
+        return
+    seen = []
+    for rank in range(world):
+        first = loader(num_samples, rank=rank, world=world, source=two_ended(strategy, share))
+        batches = iter(first)
+        for _ in range(stop_after):
+            if (batch := next(batches, None)) is None:
+                break
+            seen += batch[0]
+        state = first.state_dict()
+        batches.close()
+        if state["epoch"]:
+            continue
+        other = loader(num_samples, rank=rank, world=world, source=two_ended(strategy, 1 - share))
+        other.load_state_dict(state)
+        assert other.state_dict() == state
+        rest = list(other)
+        assert len(rest) == first.num_steps_left()
+        seen += [sample for batch, _ in rest for sample in batch]
+    assert sorted(seen) == list(range(num_samples))
+
+
+def test_mte_resumes_in_the_order_of_the_run_that_was_saved_whatever_the_share_is_now():
+    whole = [batch for batch, _ in loader(22, source=two_ended("mte", 0.5))]
+    first = loader(22, source=two_ended("mte", 0.5))
+    batches = iter(first)
+    begun = [next(batches)[0] for _ in range(3)]
+    other = loader(22, source=two_ended("mte", 0.9))
+    other.load_state_dict(first.state_dict())
+    assert begun + [batch for batch, _ in other] == whole
+
+
+def test_wrr_goes_on_with_what_is_left_when_another_plan_takes_over():
+    source = two_ended("wrr", plans=(5, 5), switches={2: 1})
+    found = [sample for batch, _ in loader(20, source=source) for sample in batch]
+    assert sorted(found) == list(range(20))
+    assert len(source.asked) == 2
+    assert len(source.asked[1]) == 3
+
+
+def test_the_middle_of_an_epoch_under_wrr_is_one_trainers_own():
+    first = loader(20, rank=0, world=2, source=two_ended("wrr"))
+    next(iter(first))
+    with pytest.raises(ConfigError, match="as many trainers"):
+        loader(20, rank=1, world=2, source=two_ended("wrr")).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("left", [[[0, 4], [2, 6]], [[3, 3]], [[0, 99]], "abc", [[1]]])
+def test_a_state_whose_rest_is_no_part_of_the_samples_is_refused(left):
+    first = loader(20, source=two_ended("wrr"))
+    next(iter(first))
+    with pytest.raises(ConfigError, match="left is not"):
+        first.load_state_dict({**first.state_dict(), "left": left})
+
+
+def test_wrr_skips_bad_samples_and_a_batch_of_nothing_else():
+    source = two_ended("wrr", bad={4, 5, 6, 7, 9})
+    one = Loader(listing(12), source, batch_size=4, seed=0, shuffle=False, drop_last=False, rank=0, world=1,
+                 on_bad_sample="skip")  # fmt: skip
+    assert sorted(sample for batch, _ in one for sample in batch) == [0, 1, 2, 3, 8, 10, 11]
+    assert {each.sample for each in one.skipped} == {4, 5, 6, 7, 9}

@@ -46,7 +46,7 @@ def expected(pictures):
 
 @pytest.mark.parametrize(
     ("share", "cut", "split"),
-    [(1 / 16, "0.3", PLACE), (0.5, "input", PLACE), (15 / 16, "0.3", PLACE), (0.5, "0.3", PACE)],
+    [(1 / 16, "0.3", PLACE), (0.5, "0.1", PLACE), (15 / 16, "0.3", PLACE), (0.5, "0.3", PACE)],
 )
 def test_batches_are_the_same_whatever_the_share(pictures, node, expected, share, cut, split):
     with start(pictures, [node.address]) as job:

@@ -19,9 +19,13 @@ trainer waits, and one of the others has nothing to do, is one of its chunks tak
 does theirs; and a chunk that failed once is for everybody. Without `is_own` every chunk is for everybody. It has at
 most `own_out` chunks out, however many others have: what it reads early, rows that are wanted now have to wait for.
 
+Work may begin in two places at once (`tail`): the trainer uses up the head of an epoch, and the tail is made meanwhile,
+up to a window of its own. That is how two-ended preprocessing with one switch is carried out (`core.prongs`).
+
 What holds, whatever happens and in whatever order (tests/core/test_dispatch.py explores it exhaustively):
 1. Every chunk is kept once and delivered once, in ascending order.
-2. No chunk at or beyond `taken + window` is ever handed out, so buffers are bounded.
+2. No chunk of the head at or beyond `taken + window` is ever handed out, and none of the tail at or beyond its own
+   window, which begins where the tail does, or where the trainer is; so buffers are bounded.
 3. A node never has more than `per_node` chunks out, and the trainer's own no more than `own_out`.
 4. While a node is up that can do a chunk that waits, and no Stop was said, something is out.
 5. A chunk is out on at most two nodes, and only on nodes that can do it.
@@ -78,6 +82,19 @@ class Pace:
     idle: int = 0
 
 
+@dataclass(frozen=True)
+class Front:
+    """Chunks from `start` to `stop`, of which so many are handed out ahead of the trainer, or of the first of them."""
+
+    start: int
+    stop: int
+    window: int
+
+    def end(self, taken: int) -> int:
+        """The first chunk that may not be handed out yet."""
+        return min(self.stop, max(taken, self.start) + self.window)
+
+
 class Dispatch:
     """Hands `num_chunks` chunks to nodes that come and go."""
 
@@ -93,21 +110,26 @@ class Dispatch:
         is_own: Callable[[int], bool] | None = None,
         own_out: int = 2,
         paces: Mapping[str, Pace] | None = None,
+        tail: tuple[int, int] | None = None,
     ) -> None:
         """`able` names the nodes that can do a chunk; without it, all can. `own` is the trainer's own node. `paces`
-        are those of an epoch before: a slow node need not be found out again."""
+        are those of an epoch before: a slow node need not be found out again. `tail` is the first chunk of the tail and
+        its window; without it all is head."""
         assert window >= 1
+        start, tail_window = tail or (num_chunks, 1)
+        assert 0 <= start <= num_chunks
+        assert tail_window >= 1
         assert own_out >= 1
         assert per_node >= 1
         assert max_failures >= 1
         self._num_chunks = num_chunks
-        self._window = window
+        self._fronts = (Front(0, start, window), Front(start, num_chunks, tail_window))
         self._per_node = per_node
         self._max_failures = max_failures
         self._able = able
         self._own, self._is_own, self._own_out = own, is_own, own_out
         self._for_all: set[int] = set()  # failed once, on whomever they were for
-        self._next_new = 0  # chunks from here on are beyond the window
+        self._next_new = [front.start for front in self._fronts]  # chunks from here on are beyond its window
         self._waiting: list[int] = []  # within the window, in order, and out nowhere
         self._out: dict[str, set[int]] = {}  # per node that is up: its chunks
         self._clock = 0  # replies so far
@@ -230,9 +252,11 @@ class Dispatch:
         """Give the lowest waiting chunks to the least busy nodes; `last` just failed and is asked last."""
         if self._stopped:
             return []
-        end = min(self._num_chunks, self._taken + self._window)
-        self._waiting += range(self._next_new, end)
-        self._next_new = max(self._next_new, end)
+        for number, front in enumerate(self._fronts):
+            end = front.end(self._taken)
+            for chunk in range(self._next_new[number], end):
+                insort(self._waiting, chunk)
+            self._next_new[number] = max(self._next_new[number], end)
         decisions: list[Decision] = []
         for chunk in list(self._waiting):
             if not any(self._has_room(node) for node in self._out):

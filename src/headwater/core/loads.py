@@ -242,7 +242,7 @@ class Pricing:
         fill_s = most(first_chunk_s, rows * feed_s) + (whole - rows) * feed_s
         flow_s = (job.num_samples - whole) * most(*(s for _, _, s in loads))
         drain_s = whole * step_s
-        starts = work.share and self.job.starts_own and self.job.counts_setup
+        starts = work.share and choice.prefix and self.job.starts_own and self.job.counts_setup
         setup_s = self._setup_s(choice) + (OWN_START_S if starts else 0.0)
         total_s = setup_s + job.num_epochs * (fill_s + flow_s + drain_s)
         return Priced(work, tuple(loads), fill_s, flow_s, drain_s, setup_s, total_s, self._memory(knobs, choice),
@@ -265,10 +265,13 @@ class Pricing:
         receive_s = receive_s + trainer.receive_s_per_row + choice.decode_s
         # The trainer's own node does what others do, on the trainer's cores; what it sends never leaves the machine.
         here_bytes = (choice.row_bytes if choice.near else choice.raw_bytes) + framing_bytes
+        # Pixels are made by its own threads, and cross no wire at all.
         like_node_s = choice.encode_s + node.chunk_s / chunk_rows + node.send_s_per_byte * here_bytes + node.overhead_s
         own_engine_s = self._engine_ratio * engine_s
-        own_s = fetch_s + (trainer.finish_s if choice.prefix else 0.0) + own_engine_s + self._own_ratio * like_node_s
-        own_receive_s = own_s + trainer.receive_s_per_byte * here_bytes
+        own_s = own_receive_s = fetch_s
+        if choice.prefix:
+            own_s = fetch_s + trainer.finish_s + own_engine_s + self._own_ratio * like_node_s
+            own_receive_s = own_s + trainer.receive_s_per_byte * here_bytes
         own = {"own_s": own_s, "own_engine_s": own_engine_s, "own_bytes": stored_bytes}
         if not choice.near:
             return Work(node.serve_s, 0.0, receive_s + own_receive_s, loop_s, choice.suffix_s, stored_bytes,

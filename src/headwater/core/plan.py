@@ -16,6 +16,7 @@ from typing import Any
 from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut
 from headwater.core.form import shown
+from headwater.core.prongs import ORDERED, STRATEGIES
 from headwater.core.tuning import AUTO, ENGINE_CHOICES
 from headwater.errors import PlanError
 
@@ -43,7 +44,7 @@ LEAST_SHARE, MOST_SHARE = 0.01, 0.99
 # much crosses the link is known; or whoever is done takes the next one, so that neither side waits for the other.
 PLACE, PACE = "place", "pace"
 SPLITS = (PLACE, PACE)
-_MAY_BE_MISSING = ("engine", "host_share", "split")  # plans of 0.1.0 that were written before them
+_MAY_BE_MISSING = ("engine", "host_share", "split", "prongs")  # plans of 0.1.0 that were written before them
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Plan:
     engine: str = AUTO
     host_share: float = 0.0  # of the chunks: those that the trainer makes by itself, beside the nodes
     split: str = PLACE  # under `pace`, host_share is what was expected
+    prongs: str = ORDERED  # in which order both sides go through an epoch, where both make rows
 
     @property
     def stages(self) -> dict[str, str]:
@@ -181,13 +183,18 @@ def _own_faults(values: Mapping[str, Any]) -> list[str]:
         faults.append(f"host_share is {share}, but nothing is read on storage that it is a share of; leave it out")
     if values.get("split", PLACE) == PACE and not share:
         faults.append("split is pace, but host_share is 0: there is nobody to split with; leave it out")
+    prongs = values.get("prongs", ORDERED)
+    if prongs in STRATEGIES[1:] and not share:
+        faults.append(f"prongs is {prongs}, but host_share is 0: there is only one side; give the trainer a share")
+    if prongs in STRATEGIES[1:] and values.get("split", PLACE) == PACE:
+        faults.append(f"prongs is {prongs} and split is pace; chunks are split by {prongs} already: leave split out")
     if values.get("precision", "fp32") != "fp32" and (share or (cut and prefix == "host")):
         faults.append(f"precision is {values['precision']}, and what the trainer runs by itself is fp32; leave out "
                       "host_share, or use fp32")  # fmt: skip
     if cut == 0 and prefix == "storage":
         faults.append("the prefix is on storage but the cut is 0, in front of the first layer; choose a later cut")
     choices = {"precision": PRECISIONS, "codec": tuple(CODECS), "compression": COMPRESSIONS, "engine": ENGINE_CHOICES,
-               "split": SPLITS}  # fmt: skip
+               "split": SPLITS, "prongs": STRATEGIES}  # fmt: skip
     for name, allowed in choices.items():
         if name in values and values[name] not in allowed:
             faults.append(f"{name} is {values[name]!r}; it must be one of {', '.join(allowed)}")

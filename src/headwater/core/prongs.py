@@ -3,19 +3,20 @@
 Owns the three strategies. Draws belong to samples, not to places, so all of them give every sample the same pixels, and
 each sample once; they differ in the order of the batches, and in what that order costs.
 
-- **ordered**: both sides work ahead on the same order, chunk by chunk (`core.share` says whose a chunk is). Batches
+- **ordered**: both sides work ahead on the same order, chunk by chunk (a plan's `split` says whose a chunk is). Batches
   come as in a plain run. Costs a window of finished rows that wait for their turn.
 - **mte** (moving towards each other): the trainer takes the head of the order up to a meeting point, the storage side
-  the tail, from its end backwards; the loop uses up the head, then switches once. The meeting point is in the plan, so
-  the order repeats exactly from it (`visits`). Costs room for the whole tail on the storage side.
+  the tail, from its end backwards; the loop uses up the head, then switches once. The meeting point follows from the
+  plan's share, so the order repeats exactly from it (`visits`); `core.dispatch` carries it out. Costs room for the tail
+  at the trainer: what does not fit is made when the head is used up.
 - **wrr** (weighted round robin): before each step the loop takes a batch of the storage side if one is ready, else the
   trainer's next; both go on until they meet, wherever that is (`TwoEnded`). Costs the order, which depends on timing.
 
 What `TwoEnded` promises, whatever happens and in whatever order (tests/core/test_prongs.py explores it exhaustively):
 1. Every chunk is kept once and delivered once.
 2. Finished chunks of the storage side go first; of the trainer's own, the lowest.
-3. A worker has at most `per_worker` chunks out; a side has at most `per_worker + 1` for each of its workers that are
-   out or kept, so buffers are bounded.
+3. A worker has at most `per_worker` chunks out, and gets no more while its side has `per_worker + 1` for each of its
+   workers that are out or kept; so buffers are bounded.
 4. While a worker is up, chunks are left, and no Stop was said, something is out or waits to be taken.
 5. A chunk is out on at most two workers.
 """
@@ -29,6 +30,7 @@ import numpy as np
 
 from headwater.core.dispatch import Assign, Decision, Deliver, Keep, Pace, Stop
 from headwater.core.order import Ids
+from headwater.core.share import SHARES
 
 ORDERED, MTE, WRR = "ordered", "mte", "wrr"
 STRATEGIES = (ORDERED, MTE, WRR)
@@ -38,6 +40,21 @@ def meeting_point(num_entries: int, share: float, grain: int) -> int:
     """How many entries of an epoch's order are the trainer's under mte: its share, in whole steps of `grain`."""
     assert 0 <= share <= 1
     return min(num_entries, grain * round(share * num_entries / grain))
+
+
+def balanced(here_per_s: float, there_per_s: float) -> float | None:
+    """The trainer's share at which both sides end together; None if one of them has done nothing."""
+    if here_per_s <= 0 or there_per_s <= 0:
+        return None
+    return min(max(here_per_s / (here_per_s + there_per_s), SHARES[0]), SHARES[-1])
+
+
+@dataclass(frozen=True)
+class Visit:
+    """How an epoch is gone through: fixed when it begins, whatever plans take over meanwhile."""
+
+    strategy: str = ORDERED
+    meeting: int | None = None  # under mte: how many entries of the order are the head
 
 
 def visits(ids: Ids, meeting: int) -> Ids:
@@ -66,7 +83,8 @@ class TwoEnded:
         assert max_failures >= 1
         self._num_chunks, self._own = num_chunks, own
         self._per_worker, self._max_failures = per_worker, max_failures
-        self._waiting = list(range(num_chunks))  # ascending, out nowhere
+        self._low, self._high = 0, num_chunks  # nobody has had those in between
+        self._returned: list[int] = []  # ascending: handed back, and out nowhere
         self._out: dict[str, set[int]] = {}  # per worker that is up
         self._here, self._there = _Side(), _Side()
         self._kept: set[int] = set()  # ever
@@ -87,7 +105,7 @@ class TwoEnded:
     @property
     def is_stuck(self) -> bool:
         """Chunks wait, and nobody is up."""
-        return bool(self._waiting) and not self._out
+        return (self._low < self._high or bool(self._returned)) and not self._out
 
     @property
     def paces(self) -> dict[str, Pace]:
@@ -119,8 +137,8 @@ class TwoEnded:
             self._out[worker].discard(chunk)
         if self._stopped or chunk in self._kept:
             return self._assign()
-        if chunk in self._waiting:
-            self._waiting.remove(chunk)
+        if chunk in self._returned:
+            self._returned.remove(chunk)
         self._kept.add(chunk)
         self._side(worker).kept.append(chunk)
         return [Keep(chunk), *self._deliver(), *self._assign()]
@@ -149,15 +167,20 @@ class TwoEnded:
         return [*self._deliver(), *self._assign()]
 
     def late(self) -> list[Decision]:
-        """The loop has waited for a while, and nothing came: who has nothing to do gets what another one has."""
+        """The loop has waited for a while, and nothing came: who has nothing to do gets what failed there before, or
+        else what another one has."""
         decisions = self._assign()
-        if decisions or self._stopped or self._waiting:
+        if decisions or self._stopped:
             return decisions
         for worker, chunks in self._out.items():
-            if not chunks and self._has_room(worker):
-                alone = [chunk for chunk in self._chunks_out() if sum(chunk in out for out in self._out.values()) == 1]
-                if alone:
-                    decisions.append(self._hand_out(worker, min(alone)))
+            if chunks or not self._has_room(worker):
+                continue
+            if self._returned:
+                decisions.append(self._hand_out(worker, self._returned[0]))
+                continue
+            alone = [chunk for chunk in self._chunks_out() if sum(chunk in out for out in self._out.values()) == 1]
+            if alone:
+                decisions.append(self._hand_out(worker, min(alone)))
         return decisions
 
     def give_up(self, reason: str) -> list[Decision]:
@@ -176,7 +199,7 @@ class TwoEnded:
 
     def _hand_back(self, chunk: int) -> None:
         if chunk not in self._kept and chunk not in self._chunks_out():
-            insort(self._waiting, chunk)
+            insort(self._returned, chunk)
 
     def _has_room(self, worker: str) -> bool:
         side = self._side(worker)
@@ -192,15 +215,15 @@ class TwoEnded:
             # The least busy first, so that a side's chunks spread over its workers.
             for worker in sorted(self._out, key=lambda each: len(self._out[each])):
                 if self._has_room(worker) and (chunk := self._next_for(worker)) is not None:
-                    self._waiting.remove(chunk)
                     decisions.append(self._hand_out(worker, chunk))
                     given = True
         return decisions
 
     def _next_for(self, worker: str) -> int | None:
         """From its end; what failed there before, only if nobody else is up."""
-        alone = len(self._out) == 1
-        for chunk in self._waiting if worker == self._own else reversed(self._waiting):
+        alone, is_own = len(self._out) == 1, worker == self._own
+        new = [] if self._low == self._high else [self._low if is_own else self._high - 1]
+        for chunk in sorted([*self._returned, *new], reverse=not is_own):
             if alone or worker not in self._failed_on.get(chunk, ()) or self._all_failed(chunk):
                 return chunk
         return None
@@ -209,6 +232,11 @@ class TwoEnded:
         return set(self._out) <= self._failed_on.get(chunk, set())
 
     def _hand_out(self, worker: str, chunk: int) -> Assign:
+        if chunk in self._returned:
+            self._returned.remove(chunk)
+        elif self._low <= chunk < self._high:
+            assert chunk in (self._low, self._high - 1)
+            self._low, self._high = (chunk + 1, self._high) if chunk == self._low else (self._low, chunk)
         self._out[worker].add(chunk)
         return Assign(worker, chunk)
 

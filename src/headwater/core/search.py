@@ -106,8 +106,10 @@ def search(
     codecs: Sequence[str] = ("raw",),
     precisions: Sequence[str] = ("fp32",),
     keep: int = 5,
+    shared: bool = False,
 ) -> Ranking:
-    """The best plans for this job, best first. PlanError, with every reason, if none can be carried out."""
+    """The best plans for this job, best first. PlanError, with every reason, if none can be carried out. With `shared`,
+    of those in which both sides make rows."""
     _check_allowed(codecs, precisions, keep)
     pricing = Pricing(cuts, profile, rig, job)
     measured: list[tuple[Plan, Choice]] = []
@@ -127,6 +129,11 @@ def search(
         raise PlanError([f"no plan can be carried out ({len(dropped)} tried)", *_reasons(dropped)])
     plans: list[Estimate] = []
     left = table.whole()
+    if shared:
+        left = {name: column[left["share"] > 0] for name, column in left.items()}
+        if not len(left["share"]):
+            raise PlanError(["both sides shall make rows, and no such plan can be carried out: the trainer has to read "
+                             "the data by itself, on other cores than the nodes'"])  # fmt: skip
     while len(left["total_s"]) and len(plans) < keep:
         best = _pick(left)
         plans.append(_estimate(pricing, table.plan(left, best)))

@@ -12,8 +12,10 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 
 from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Pace, Stop
+from headwater.core.prongs import TwoEnded
 from headwater.data.wire import Chunk
 from headwater.errors import (
     ConfigError,
@@ -58,13 +60,17 @@ class Feed:
         is_own: Callable[[int], bool] | None = None,
         own_out: int = 2,
         paces: dict[str, Pace] | None = None,
+        tail: tuple[int, int] | None = None,
+        any_order: bool = False,
     ) -> None:
         """`chunk` makes the request for a worker; `able` names the workers that can do a chunk (all, without it).
 
         `arrived` is told of every chunk's reply when it comes, in whatever order. `more_ahead` chunks may wait for
         their turn beyond the usual. `own` is the worker beside this process, with at most `own_out` chunks at once;
         `is_own` says which chunks it shall do.
-        `paces` has what is known of workers from an epoch before, and is written to when this one ends.
+        `paces` has what is known of workers from an epoch before, and is written to when this one ends. `tail` is the
+        first chunk of those that are made while the ones before are used up, and how many may wait; with `any_order`
+        whatever is ready is passed on, and chunks are taken from both ends (`core.prongs`).
         """
         self._paces = {} if paces is None else paces
         self._workers = workers
@@ -72,8 +78,15 @@ class Feed:
         self._patience_s = patience_s
         self._arrived = arrived
         window = (per_worker + 1) * len(workers) + 1 + more_ahead
-        self._machine = Dispatch(num_chunks, window=window, per_node=per_worker, able=able, own=own, is_own=is_own,
-                                 own_out=own_out, paces=self._paces)  # fmt: skip
+        self._machine: Dispatch | TwoEnded
+        if any_order:
+            assert own is not None
+            self._machine = TwoEnded(num_chunks, own=own, per_worker=per_worker)
+        else:
+            self._machine = Dispatch(num_chunks, window=window, per_node=per_worker, able=able, own=own, is_own=is_own,
+                                     own_out=own_out, paces=self._paces, tail=tail)  # fmt: skip
+        self._begun = time.monotonic()
+        self._done: dict[str, tuple[int, float]] = {}  # worker → its replies so far, and when the last one came
         self._wake = threading.Condition()
         self._tasks: dict[str, queue.SimpleQueue[int | None]] = {name: queue.SimpleQueue() for name in workers}
         self._kept: dict[int, Reply] = {}
@@ -143,6 +156,12 @@ class Feed:
         return bool(self._ready or self._machine.done or self._error is not None or self._closed.is_set())
 
     @property
+    def rates(self) -> dict[str, float]:
+        """Chunks a second that each worker has made, from the beginning to its last one."""
+        with self._wake:
+            return {name: count / max(last - self._begun, 1e-9) for name, (count, last) in self._done.items()}
+
+    @property
     def is_closed(self) -> bool:
         return self._closed.is_set()
 
@@ -207,7 +226,8 @@ class Feed:
                     if self._closed.is_set():
                         return
                     self._outages.pop(chunk, None)
-                    self._carry_out(self._machine.finished(name, chunk), reply)
+                    self._done[name] = self._done.get(name, (0, 0.0))[0] + 1, time.monotonic()
+                    self._carry_out(self._machine.finished(name, chunk), replace(reply, chunk=chunk))
 
     def _went_wrong(self, name: str, chunk: int, error: HeadwaterError) -> None:
         if isinstance(error, StoreError):

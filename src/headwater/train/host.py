@@ -1,6 +1,7 @@
 """The trainer's own threads as a worker: nothing moves to the storage, pictures are read and decoded here.
 
-Owns `HostWorker`. It gives pixels, never a prefix: the whole model runs on the trainer anyway.
+Owns `HostWorker`. It gives pixels, never a prefix: the whole model runs on the trainer anyway. Where nodes decode as
+well, it is the trainer's prong (`core.prongs`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ class HostWorker:
     name = "host"
     is_waiting = False
 
-    def __init__(self, store: Store, num_threads: int | None = None) -> None:
+    def __init__(self, store: Store, num_threads: int | None = None, *, beside_nodes: bool = False) -> None:
+        """`beside_nodes`, whose rows come over the same link: reads that crowd it become fewer."""
         self._store = store
-        self._extractor = Extractor(num_threads or len(os.sched_getaffinity(0)))
+        self._extractor = Extractor(num_threads or len(os.sched_getaffinity(0)), is_far=beside_nodes)
         self.trace: Trace | None = None
+
+    @property
+    def made(self) -> tuple[float, float]:
+        """Seconds of its threads so far, and rows they made."""
+        return self._extractor.busy.decode_s, float(self._extractor.busy.num_rows)
 
     @property
     def read_bytes(self) -> int:

@@ -23,9 +23,11 @@ from headwater.core.amount import num_bytes
 from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut, find_cut, smallest_cut
 from headwater.core.loads import JobSize
+from headwater.core.plan import PLACE as BY_PLACE
 from headwater.core.plan import PRECISIONS, Plan, near_plan
 from headwater.core.precision import FULL, TOLERANCE, Deviation, allowed
 from headwater.core.profile import Profile
+from headwater.core.prongs import MTE, ORDERED, STRATEGIES, WRR
 from headwater.core.search import Ranking, search, share_words
 from headwater.data.cores import usable_cores
 from headwater.data.holdings import Holdings, unite
@@ -58,6 +60,7 @@ from headwater.train.usage import Meter, Usage
 from headwater.train.watch import Switch, Watch
 
 PATIENCE_S = 60.0
+AUTO_PRONGS = "auto"
 EPOCHS_AHEAD = 3  # over which the planner spreads the cost of setting a prefix up
 _HELD_BACK = "some transforms stay on the trainer, in front of the model; use ones that can run near the data"
 
@@ -113,6 +116,7 @@ class Job:
             return f"nothing moves; pictures are read as stored ({stored:,.0f} bytes each)"
         row = self._source.row_bytes
         share = f"; {share_words(plan)} of the pictures are read and done here" if plan.host_share else ""
+        share += f", from both ends of an epoch ({plan.prongs})" if plan.prongs != ORDERED else ""
         if not plan.uses_storage:
             return (f"pictures are read as stored ({stored:,.0f} bytes each); an engine beside the trainer runs the "
                     f"model up to {plan.cut_name}")  # fmt: skip
@@ -182,6 +186,7 @@ def near(
     node_cache: str | None = None,
     views: int = 0,
     share: bool = True,
+    prongs: str = AUTO_PRONGS,
     trace: bool = False,
     patience_s: float = PATIENCE_S,
     power: Mapping[str, tuple[float, float]] | None = None,
@@ -219,6 +224,10 @@ def near(
     node_cache     how much the node that nodes=None starts may keep on disk, such as "10GB"; "0" keeps nothing
     share          whether the planner may have this machine do a share of the nodes' work, in a process beside this one
                    that reads the store
+    prongs         how this machine and the nodes go through an epoch where both make rows: "auto" leaves it to the
+                   planner whether they do, in the order of a plain run. "ordered" has both of them work, in that order;
+                   "mte" has this machine begin at the front and nodes at the end, with one switch, which repeats
+                   exactly from the plan; "wrr" takes whatever is ready, in an order that depends on timing
     trace          note what is done when, on this machine and on nodes: `job.trace.write("run.json")` writes a timeline
                    that ui.perfetto.dev opens
     rank, world    which of how many trainers this is; taken from torch.distributed if it is initialised
@@ -244,6 +253,11 @@ def near(
     if (profile is not None or measure_again) and (pinned or plan is None or cut is not None or nodes == "inline"):
         raise ConfigError("profile and measure_again are for planning, and nothing is planned here: leave out plan and "
                           "cut, and use nodes")  # fmt: skip
+    if prongs not in (AUTO_PRONGS, *STRATEGIES):
+        raise ConfigError(f"prongs is {prongs!r}; it must be one of {', '.join((AUTO_PRONGS, *STRATEGIES))}")
+    if prongs != AUTO_PRONGS and (pinned or plan is None or cut is not None or nodes in (None, "inline") or not share):
+        raise ConfigError(f"prongs={prongs!r} is planned for, with nodes elsewhere and a share of this machine's: name "
+                          "nodes, and leave out plan, cut and share; a plan has prongs of its own")  # fmt: skip
     if codec not in CODECS:
         raise ConfigError(f"codec {codec!r} is not one of {', '.join(CODECS)}")
     if node_threads is not None and nodes is not None:
@@ -319,12 +333,14 @@ def near(
             size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, setup_s=measured.setup_s,
                            starts_own=measured.own is None)  # fmt: skip
             ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs,
-                             precisions=precisions)  # fmt: skip
+                             precisions=precisions, shared=prongs != AUTO_PRONGS)  # fmt: skip
             plan = ranking.best.plan
+            if prongs in (MTE, WRR):
+                plan = replace(plan, prongs=prongs, split=BY_PLACE)
         fixed = None if plan == "auto" else plan
         chosen = _plan(fixed, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
         if measured is not None and measured.own is not None:
-            if chosen.uses_own:
+            if chosen.uses_own and chosen.has_prefix:
                 setting.own = measured.own
             else:
                 measured.own.close()
@@ -339,7 +355,8 @@ def near(
             watch = Watch(source, clients, measured.offered, measured.profile, measured.rig, size, codecs,
                           partial(measure_here, samples, pipeline, measured.profile, seed, holdings),
                           joined.check_cut, precisions,
-                          measured.shipped.num_bytes if measured.shipped else 0)  # fmt: skip
+                          measured.shipped.num_bytes if measured.shipped else 0,
+                          chosen.prongs)  # fmt: skip
             stack.callback(watch.close)
         loader = Loader(
             samples,

@@ -26,6 +26,7 @@ class Reply:
     tensors: Sequence[np.ndarray]
     bad: tuple[Bad, ...]
     num_bytes: int = 0  # what crossed the wire for it, both ways
+    chunk: int = -1  # which one this is, where a feed has passed it on
 
 
 class Worker(Protocol):

@@ -30,11 +30,13 @@ from headwater.core.dispatch import Pace
 from headwater.core.pieces import Pieces
 from headwater.core.plan import PLACE, Plan, check
 from headwater.core.precision import FULL, Deviation
+from headwater.core.prongs import MTE, ORDERED, WRR, balanced
 from headwater.core.share import is_own, more_ahead, own_out
 from headwater.core.spec import Boundary
 from headwater.core.tuning import wish
 from headwater.data.cores import usable_cores
 from headwater.data.holdings import Holdings
+from headwater.data.memory import memory_bytes
 from headwater.data.samples import Samples
 from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
@@ -59,6 +61,7 @@ log = logging.getLogger(__name__)
 
 Finish = Callable[[list[np.ndarray], np.ndarray], Any]
 MIN_STEPS, MAX_STEPS = 3, 256  # whose times tell what a step takes; that are remembered
+TAIL_MEMORY = 0.25  # of this machine's, for rows of an epoch's tail that wait for the head to be used up
 
 
 @dataclass
@@ -92,6 +95,7 @@ class _Carried:
     finish: Finish
     workers: dict[str, Worker]
     inline: InlineWorker | None
+    own: str | None = None  # of the workers: the trainer's own
     paces: dict[str, Pace] = field(default_factory=dict)  # of workers, from one epoch to the next
 
 
@@ -129,7 +133,7 @@ class Source:
         self._adopting = threading.RLock()  # again by whoever holds the run
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self._closed = Event()
-        self._host: HostWorker | None = None
+        self._hosts: dict[bool, HostWorker] = {}  # this process's own threads: alone, and beside nodes
         self._own = setting.own
         for client in setting.clients:
             client.trace = setting.trace
@@ -145,6 +149,11 @@ class Source:
     def plan(self) -> Plan:
         """The plan in use."""
         return self._carried.plan
+
+    @property
+    def prongs(self) -> tuple[str, float]:
+        """How the plan in use goes through an epoch, and this machine's share of it."""
+        return self.plan.prongs, self.plan.host_share
 
     @property
     def row_bytes(self) -> int:
@@ -287,7 +296,7 @@ class Source:
     @property
     def read_bytes(self) -> int:
         """Of samples that were read here."""
-        return sum(each.read_bytes for each in (self._host, self._own) if each is not None)
+        return sum(host.read_bytes for host in self._hosts.values()) + sum(own.read_bytes for own in self.own_nodes())
 
     def own_nodes(self) -> list[OwnNode]:
         """The node beside this process, if there is one."""
@@ -299,9 +308,13 @@ class Source:
         return self._own is not None
 
     def own_busy(self) -> tuple[float, float] | None:
-        """Of the node beside this process: seconds of its threads, and rows it made; None without one, or no answer."""
+        """Of what makes rows here beside nodes: seconds of its threads, and rows it made; None if nothing does."""
         own = self._own
-        if own is None or not self.plan.uses_own:
+        if not self.plan.uses_own:
+            return None
+        if not self.plan.has_prefix:
+            return self._hosts[True].made
+        if own is None:
             return None
         try:
             said = own.hello()["busy"]
@@ -309,8 +322,16 @@ class Source:
             return None  # it ended, or is being started
         return float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"])
 
-    def open(self, epoch: int, ids: np.ndarray) -> Opened:
-        """The rows of these samples, in this order."""
+    def open(self, epoch: int, ids: np.ndarray, head: int | None = None) -> Opened:
+        """The rows of these samples, in this order. The first `head` are this machine's in an epoch that is gone
+        through from both ends, and nodes begin with what comes behind them."""
+        return self._open(lambda carried: self._stream(carried, epoch, ids, head))
+
+    def open_any(self, epoch: int, batches: Sequence[np.ndarray]) -> Opened:
+        """The rows of these batches of samples, each as one reply, in whatever order they get ready."""
+        return self._open(lambda carried: self._stream_any(carried, epoch, batches))
+
+    def _open(self, stream: Callable[[_Carried], tuple[Iterator[Reply], Callable[[], None]]]) -> Opened:
         while True:
             self._free.wait(timeout=0.1)
             with self._lock:
@@ -318,19 +339,19 @@ class Source:
                 if not self._free.is_set():
                     continue
                 carried = self._carried
-                stream, close = self._stream(carried, epoch, ids)
-            return Opened(carried.version, self._counted(stream), carried.finish, close)
+                replies, close = stream(carried)
+            return Opened(carried.version, self._counted(replies), carried.finish, close)
 
     def close(self) -> None:
         """Wake whoever waits for rows, and let go of everything; the nodes' connections are not ours."""
         with self._lock:
             self._closed.set()
-            feeds, host, own = list(self._feeds), self._host, self._own
+            feeds, hosts, own = list(self._feeds), list(self._hosts.values()), self._own
         for client in self._setting.clients:
             client.stop(self._closed)
         for feed in feeds:
             feed.close()
-        if host is not None:
+        for host in hosts:
             host.close()
         if own is not None:
             own.close()
@@ -339,36 +360,80 @@ class Source:
         if self._closed.is_set():
             raise ConfigError("the job is closed; start another one with hw.near")
 
-    def _stream(self, carried: _Carried, epoch: int, ids: np.ndarray) -> tuple[Iterator[Reply], Callable[[], None]]:
-        given, holdings = self._setting, self._setting.holdings
-        drawn = draw_epoch(epoch, given.views)
-        tenant = self._tenant(carried.extraction)
-        reuse = given.views > 0 or not given.pipeline.is_random  # draws that never come again are not worth keeping
+    def _stream(
+        self, carried: _Carried, epoch: int, ids: np.ndarray, head: int | None
+    ) -> tuple[Iterator[Reply], Callable[[], None]]:
+        plan, holdings = carried.plan, self._setting.holdings
         groups = holdings.groups[ids] if holdings is not None and holdings.is_split else None
-        pieces = Pieces(len(ids), carried.plan.chunk_rows, groups)
-
-        def chunk(index: int, worker: str) -> Chunk:
-            part = ids[pieces.entries(index)]
-            refs = given.samples.take(part) if holdings is None else holdings.refs(worker, part)
-            return Chunk(carried.extraction, tenant, given.seed, drawn, index, tuple(refs), reuse,
-                         trace=given.trace is not None)  # fmt: skip
-
+        pieces = Pieces(len(ids), plan.chunk_rows, groups)
+        chunk = self._chunks(carried, epoch, lambda index: ids[pieces.entries(index)])
         if carried.inline is not None:
-            lazily = (chunk(index, "") for index in range(len(pieces)))
-            return self._inline(carried.inline, carried.version, lazily), lambda: None
+            return self._inline(carried.inline, carried.version, chunk, len(pieces)), lambda: None
         options: dict[str, Any] = {}
         if holdings is not None and groups is not None:
             holders = [holdings.holders[groups[pieces.entries(index)[0]]] for index in range(len(pieces))]
             options = {"able": holders.__getitem__, "more_ahead": len(holdings.holders)}
-        if share := carried.plan.host_share:
-            options = {"own": OwnNode.name, "own_out": own_out(usable_cores()), "more_ahead": more_ahead(share)}
-            if carried.plan.split == PLACE:
-                options["is_own"] = partial(is_own, share=share)
-        feed = Feed(carried.workers, len(pieces), chunk, per_worker=carried.plan.prefetch,
+        two_ends = plan.prongs == MTE and head is not None
+        if carried.own is not None and plan.host_share:
+            options = {"own": carried.own, "own_out": own_out(usable_cores())}
+            if head is not None and two_ends:
+                first = -(-head // plan.chunk_rows)
+                options |= {"is_own": lambda index: index < first, "tail": (first, self._room(carried))}
+            else:
+                options["more_ahead"] = more_ahead(plan.host_share)
+                if plan.split == PLACE and plan.prongs != WRR:
+                    options["is_own"] = partial(is_own, share=plan.host_share)
+        feed = self._feed(carried, len(pieces), chunk, **options)
+        replies = iter(feed) if groups is None else in_order(iter(feed), pieces, ids)
+        return (self._balancing(carried, feed, replies) if two_ends else replies), feed.close
+
+    def _stream_any(
+        self, carried: _Carried, epoch: int, batches: Sequence[np.ndarray]
+    ) -> tuple[Iterator[Reply], Callable[[], None]]:
+        chunk = self._chunks(carried, epoch, batches.__getitem__)
+        if carried.inline is not None:
+            return self._inline(carried.inline, carried.version, chunk, len(batches)), lambda: None
+        from_both_ends = carried.plan.prongs == WRR  # another plan may have taken over, which goes in order
+        options: dict[str, Any] = {"own": carried.own, "any_order": True} if from_both_ends else {}
+        feed = self._feed(carried, len(batches), chunk, **options)
+        return iter(feed), feed.close
+
+    def _chunks(self, carried: _Carried, epoch: int, part: Callable[[int], np.ndarray]) -> Callable[[int, str], Chunk]:
+        """What makes the request for a chunk, whose samples `part` tells, to a worker."""
+        given, holdings = self._setting, self._setting.holdings
+        drawn = draw_epoch(epoch, given.views)
+        tenant = self._tenant(carried.extraction)
+        reuse = given.views > 0 or not given.pipeline.is_random  # draws that never come again are not worth keeping
+
+        def chunk(index: int, worker: str) -> Chunk:
+            samples = part(index)
+            refs = given.samples.take(samples) if holdings is None else holdings.refs(worker, samples)
+            return Chunk(carried.extraction, tenant, given.seed, drawn, index, tuple(refs), reuse,
+                         trace=given.trace is not None)  # fmt: skip
+
+        return chunk
+
+    def _feed(self, carried: _Carried, num_chunks: int, chunk: Callable[[int, str], Chunk], **options: Any) -> Feed:
+        feed = Feed(carried.workers, num_chunks, chunk, per_worker=carried.plan.prefetch,
                     patience_s=self._setting.patience_s, arrived=self._note_arrival, paces=carried.paces,
                     **options)  # fmt: skip
         self._feeds.add(feed)
-        return (iter(feed) if groups is None else in_order(iter(feed), pieces, ids)), feed.close
+        return feed
+
+    def _room(self, carried: _Carried) -> int:
+        """Chunks of a tail that this machine may hold until the head is used up."""
+        row_bytes = sum(spec.row_bytes for spec in carried.extraction.boundary)
+        return max(carried.plan.prefetch + 1, int(TAIL_MEMORY * memory_bytes() / (carried.plan.chunk_rows * row_bytes)))
+
+    def _balancing(self, carried: _Carried, feed: Feed, replies: Iterator[Reply]) -> Iterator[Reply]:
+        """The replies; once all are there, the next epoch's meeting point is where this one's rates would have met."""
+        yield from replies
+        rates = feed.rates
+        here = rates.pop(carried.own or "", 0.0)
+        share = balanced(here, sum(rates.values()))
+        with self._lock:
+            if share is not None and self._carried.version == carried.version:
+                self._carried = replace(self._carried, plan=replace(self._carried.plan, host_share=share))
 
     def _tenant(self, want: Extraction) -> str:
         """This job to a node's cache, which lets it push out only what nobody has used since it began.
@@ -384,11 +449,13 @@ class Source:
     def _note_arrival(self, reply: Reply) -> None:
         self._setting.counts.num_arrived += int(reply.good.sum())
 
-    def _inline(self, worker: InlineWorker, version: int, chunks: Iterator[Chunk]) -> Iterator[Reply]:
-        for chunk in chunks:
+    def _inline(
+        self, worker: InlineWorker, version: int, chunk: Callable[[int, str], Chunk], num_chunks: int
+    ) -> Iterator[Reply]:
+        for index in range(num_chunks):
             if version != self.version:
                 return
-            yield worker.rows(chunk, Event())
+            yield replace(worker.rows(chunk(index, ""), Event()), chunk=index)
 
     def _counted(self, stream: Iterator[Reply]) -> Iterator[Reply]:
         counts = self._setting.counts
@@ -445,29 +512,40 @@ class Source:
         if digest is not None and plan.precision != FULL:
             with given.progress.step(f"calibrating the prefix for {plan.precision}"):
                 extraction = calibrated(extraction, given.samples, given.seed, given.clients, given.holdings)
-        inline, workers = None, dict[str, Worker]()
+        inline, workers, own_name = None, dict[str, Worker](), None
+        if not given.clients and plan.prongs != ORDERED:
+            raise PlanError([f'nodes="inline" has one side only; prongs is {plan.prongs}'])
         if not given.clients:
             prefix = _torch_prefix(given.captured, cut) if plan.has_prefix else None
             inline = InlineWorker(open_store(given.samples.url), prefix)
         elif plan.uses_storage or plan.uses_own:
             workers = {client.name: client for client in given.clients} if plan.uses_storage else {}
-            if plan.uses_own:
+            if plan.uses_own and plan.has_prefix:
                 own = self._own_node(shipped)
-                if plan.has_prefix and wish(plan.engine)[1]:
+                if wish(plan.engine)[1]:
                     check_possible([own], plan.precision, plan.engine)
-                workers[OwnNode.name] = own
+                workers[OwnNode.name], own_name = own, OwnNode.name
+            elif plan.uses_own:  # pixels need no engine: this process's own threads, and no copy over a wire
+                host = self._host(beside_nodes=True)
+                workers[host.name], own_name = host, host.name
         elif given.holdings is not None:
             raise PlanError(["the data is on the nodes' own disks, so the trainer can't read it by itself; read near "
                              "the data (a plan with read, decode and augment on storage)"])  # fmt: skip
         else:
-            store = open_store(given.samples.url)
-            with self._lock:
-                self._check_open()
-                if self._host is None:
-                    self._host = HostWorker(store)
-                    self._host.trace = given.trace
-            workers = {self._host.name: self._host}
-        return _Carried(version, plan, extraction, _finish(plan, given.pipeline, given.rest), workers, inline)
+            host = self._host(beside_nodes=False)
+            workers = {host.name: host}
+        finish = _finish(plan, given.pipeline, given.rest)
+        return _Carried(version, plan, extraction, finish, workers, inline, own_name)
+
+    def _host(self, *, beside_nodes: bool) -> HostWorker:
+        """This process's own threads."""
+        store = open_store(self._setting.samples.url)
+        with self._lock:
+            self._check_open()
+            if beside_nodes not in self._hosts:
+                self._hosts[beside_nodes] = HostWorker(store, beside_nodes=beside_nodes)
+                self._hosts[beside_nodes].trace = self._setting.trace
+            return self._hosts[beside_nodes]
 
     def _own_node(self, shipped: Shipped | None) -> OwnNode:
         """The node beside this process, which has this file."""

@@ -21,6 +21,7 @@ from headwater.core.cut import Cut
 from headwater.core.loads import JobSize, Pricing, upload_s
 from headwater.core.plan import PACE, PLACE, Plan
 from headwater.core.profile import Profile
+from headwater.core.prongs import ORDERED
 from headwater.core.replan import Replan, Replanner, Window, worth_switching
 from headwater.core.rig import Link, Rig
 from headwater.core.search import placement, search, suited_split
@@ -83,10 +84,12 @@ class Watch:
         check_cut: Callable[[int], None] = lambda index: None,
         precisions: tuple[str, ...] = ("fp32",),
         file_bytes: int = 0,
+        prongs: str = ORDERED,
     ) -> None:
         """`check_cut` raises if what is in front of a cut is no longer what it was when the job began.
 
-        `file_bytes` has the file that serves all cuts; nodes that lack it are sent it.
+        `file_bytes` has the file that serves all cuts; nodes that lack it are sent it. `prongs` is how plans that take
+        over go through an epoch, where both sides make rows.
         """
         self._source = source
         self._clients = list(clients)
@@ -106,6 +109,7 @@ class Watch:
             for device in rig.nodes
         }
         self._file_bytes = file_bytes
+        self._prongs = prongs
         self._missing = self._without_file()
         self._replanner = Replanner(source.plan, self._cuts, profile, rig, batch_size=size.batch_size)
         self._believed = rig
@@ -286,7 +290,10 @@ class Watch:
         # At the pace of both sides, the share is what it comes to.
         shares = [replace(plan, host_share=share) for share in SHARES] if plan.split == PACE else [plan]
         every = [estimate(each, self._cuts, self._profile, rig, self._size) for each in shares]
-        return min(every, key=lambda each: each.total_s), found.best
+        best = found.best
+        if best.plan.host_share and self._prongs != ORDERED:
+            best = replace(best, plan=replace(best.plan, prongs=self._prongs, split=PLACE))
+        return min(every, key=lambda each: each.total_s), best
 
     def _without_file(self) -> list[str]:
         """The nodes that answer and don't have the file of all cuts."""

@@ -1,0 +1,107 @@
+"""Both sides go through an epoch from its ends, with real nodes: the same pixels, each once, whoever dies."""
+
+import os
+import signal
+
+import pytest
+import torch
+from tests.train.test_switching import TRANSFORMS, network
+
+import headwater as hw
+from headwater.core.plan import PACE, near_plan
+from headwater.core.prongs import MTE, WRR, meeting_point, visits
+from headwater.errors import ConfigError
+
+BATCH = 4
+
+
+def start(pictures, nodes, **options):
+    model = network().requires_grad_(True)
+    return hw.near(model, pictures, transforms=TRANSFORMS, nodes=nodes, batch_size=BATCH, seed=3,
+                   **{"plan": None, "cut": "input", **options})  # fmt: skip
+
+
+def two_ended(job, **options):
+    return near_plan(job.cuts[0], chunk_rows=BATCH, node_batch=BATCH, **{"host_share": 0.5, **options})
+
+
+def batches(job):
+    """An epoch's pixels and labels."""
+    return [(x.clone(), y) for x, y in job.loader]
+
+
+def rows(found):
+    """As a multiset: what was seen, whatever the order."""
+    return sorted(
+        (int(label), x.numpy().tobytes()) for xs, labels in found for x, label in zip(xs, labels, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def node(pictures, start_node_once):
+    """For those who leave it alive."""
+    return start_node_once(pictures)
+
+
+@pytest.fixture(scope="module")
+def expected(pictures):
+    with start(pictures, "inline") as job:
+        return [batches(job) for _ in range(2)]
+
+
+@pytest.mark.parametrize("options", [{}, {"split": PACE}, {"prongs": MTE}, {"prongs": WRR}], ids=str)
+def test_every_strategy_gives_the_same_pixels_once_each(pictures, node, expected, options):
+    with start(pictures, [node.address]) as job:
+        job.adopt(two_ended(job, **options))
+        for wanted in expected:
+            found = batches(job)
+            assert rows(found) == rows(wanted)
+            if "prongs" not in options:
+                assert all(torch.equal(x, other) for (x, _), (other, _) in zip(found, wanted, strict=True))
+
+
+def test_mte_has_the_order_that_its_plan_says_and_measures_the_next_meeting_point(pictures, node, expected):
+    with start(pictures, [node.address]) as job:
+        job.adopt(two_ended(job, prongs=MTE, host_share=0.5))
+        found = batches(job)
+        samples = job.samples
+        order = job.loader._order.epoch(0)
+        meeting = meeting_point(len(samples), 0.5, BATCH)
+        wanted = torch.from_numpy(samples.labels[visits(order, meeting)])
+        assert torch.equal(torch.cat([y for _, y in found]), wanted)
+        assert 1 / 16 <= job.plan.host_share <= 15 / 16
+        assert job.plan.prongs == MTE
+
+
+@pytest.mark.parametrize("strategy", [MTE, WRR])
+def test_a_run_from_both_ends_resumes_in_the_middle(pictures, node, expected, strategy):
+    with start(pictures, [node.address]) as job:
+        plan = two_ended(job, prongs=strategy)
+        job.adopt(plan)
+        begun = iter(job.loader)
+        found = [next(begun) for _ in range(2)]
+        state = job.loader.state_dict()
+        begun.close()
+    with start(pictures, [node.address], plan=plan, cut=None) as job:
+        job.loader.load_state_dict(state)
+        assert rows(found + batches(job)) == rows(expected[0])
+
+
+@pytest.mark.parametrize("strategy", [MTE, WRR])
+def test_a_node_that_dies_hands_its_end_back(pictures, start_node, expected, strategy):
+    node = start_node(pictures)
+    with start(pictures, [node.address]) as job:
+        job.adopt(two_ended(job, prongs=strategy, prefetch=1, host_share=0.25))
+        found = []
+        for number, batch in enumerate(job.loader):
+            found.append(batch)
+            if number == 0:
+                os.kill(node.process.pid, signal.SIGKILL)
+        assert rows(found) == rows(expected[0])
+
+
+def test_prongs_are_refused_where_there_is_one_side_only(pictures):
+    with pytest.raises(ConfigError, match="with nodes elsewhere"):
+        start(pictures, None, plan="auto", cut=None, prongs="wrr")
+    with pytest.raises(ConfigError, match="it must be one of auto, ordered, mte, wrr"):
+        start(pictures, None, prongs="three")
