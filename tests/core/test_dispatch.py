@@ -4,12 +4,12 @@ from copy import copy
 from functools import partial
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headwater.core import dispatch
-from headwater.core.dispatch import Assign, Deliver, Dispatch, Keep, Stop
+from headwater.core.dispatch import Assign, Deliver, Dispatch, Keep, Stop, late_after_s
 from headwater.core.share import is_own, more_ahead
 
 NODES = ("a", "b")
@@ -292,6 +292,14 @@ def test_what_fails_on_the_own_node_goes_to_another():
     machine = Dispatch(2, window=2, per_node=2, own="own", is_own=lambda chunk: chunk == 1)
     assert machine.node_up("node", "own") == [Assign("node", 0), Assign("own", 1)]
     assert machine.failed("own", 1, "403", counts=False) == [Assign("node", 1)]
+
+
+@given(st.integers(2, 10_000), st.floats(1e-4, 100))
+def test_while_nothing_comes_the_clock_goes_on_about_as_fast_as_replies_came(num_replies, every_s):
+    found = late_after_s(num_replies, (num_replies - 1) * every_s)
+    assert 0.05 <= found <= 1
+    assert found == pytest.approx(min(max(2 * every_s, 0.05), 1))
+    assert late_after_s(1, 0.0) == 1, "nothing is known yet: an engine may be loading"
 
 
 def test_an_own_node_is_given_two_chunks_at_once_however_many_others_have():

@@ -102,7 +102,7 @@ class Silent(Failing):
 
 
 def test_nodes_that_live_and_send_nothing_end_the_epoch_after_a_long_while(monkeypatch, caplog):
-    monkeypatch.setattr(feed, "LATE_S", 0.01)
+    monkeypatch.setattr(feed, "late_after_s", lambda *seen: 0.01)
     with pytest.raises(HeadwaterError, match=r"no rows have come for .* can they read the data"):
         run(Silent(0), patience_s=0.02)
     assert "silent has chunks 0" in caplog.text

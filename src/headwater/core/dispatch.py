@@ -40,6 +40,8 @@ from dataclasses import dataclass
 SLOW = 2.0  # times the pace of the fastest: from here on a node is chosen with care
 ASK_AGAIN = 3.0  # a node that was left out gets another chunk after so many times its pace: it may be faster now
 _LATEST = 0.5  # weight of the newest in a pace
+_LATE_S = (0.05, 1.0)  # at least and at most, between two times that the dispatch is told that nothing came
+_TICKS = 2.0  # replies that usually come meanwhile
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,17 @@ class Front:
     def end(self, taken: int) -> int:
         """The first chunk that may not be handed out yet."""
         return min(self.stop, max(taken, self.start) + self.window)
+
+
+def late_after_s(num_replies: int, taken_s: float) -> float:
+    """How long a trainer waits for nothing before the clock goes on, where so many replies took so long, the first one
+    not counted.
+
+    The clock counts replies. Where none come since all wait for a slow node, it has to go on about as fast, or what is
+    twice as slow as others would be found out only after as many seconds as others make chunks.
+    """
+    least_s, most_s = _LATE_S
+    return most_s if num_replies < 2 else min(max(_TICKS * taken_s / (num_replies - 1), least_s), most_s)
 
 
 class Dispatch:

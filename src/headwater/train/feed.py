@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
-from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Pace, Stop
+from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Pace, Stop, late_after_s
 from headwater.core.prongs import TwoEnded
 from headwater.data.wire import Chunk
 from headwater.errors import (
@@ -31,7 +31,6 @@ from headwater.train.reply import Reply, Worker
 log = logging.getLogger(__name__)
 
 RETRY_EVERY_S = 1.0
-LATE_S = 1.0  # the dispatch is told each time that the trainer has waited for so long
 END_WITHIN_S = 5.0  # a thread that waits for a node gone silent ends by itself when its connection is given up
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # before a chunk is tried again whose store failed; doubled each time
 SILENT_TIMES = 10  # of patience: a trainer that has got nothing for so long stops, though its nodes give signs of life
@@ -86,6 +85,7 @@ class Feed:
             self._machine = Dispatch(num_chunks, window=window, per_node=per_worker, able=able, own=own, is_own=is_own,
                                      own_out=own_out, paces=self._paces, tail=tail)  # fmt: skip
         self._begun = time.monotonic()
+        self._first = 0.0  # when the first reply came
         self._done: dict[str, tuple[int, float]] = {}  # worker → its replies so far, and when the last one came
         self._wake = threading.Condition()
         self._tasks: dict[str, queue.SimpleQueue[int | None]] = {name: queue.SimpleQueue() for name in workers}
@@ -116,7 +116,7 @@ class Feed:
             while True:
                 with self._wake:
                     since = told = time.monotonic()
-                    while not self._wake.wait_for(self._has_news, timeout=LATE_S):
+                    while not self._wake.wait_for(self._has_news, timeout=self._late_after_s()):
                         self._carry_out(self._machine.late())
                         since, told = self._silent(since, told)
                     if self._ready:
@@ -154,6 +154,12 @@ class Feed:
 
     def _has_news(self) -> bool:
         return bool(self._ready or self._machine.done or self._error is not None or self._closed.is_set())
+
+    def _late_after_s(self) -> float:
+        """How long the loop waits before the dispatch is told so; the lock is held."""
+        num_replies = sum(count for count, _ in self._done.values())
+        last = max((last for _, last in self._done.values()), default=0.0)
+        return late_after_s(num_replies, last - self._first)
 
     @property
     def rates(self) -> dict[str, float]:
@@ -226,7 +232,9 @@ class Feed:
                     if self._closed.is_set():
                         return
                     self._outages.pop(chunk, None)
-                    self._done[name] = self._done.get(name, (0, 0.0))[0] + 1, time.monotonic()
+                    now = time.monotonic()
+                    self._first = self._first or now
+                    self._done[name] = self._done.get(name, (0, 0.0))[0] + 1, now
                     self._carry_out(self._machine.finished(name, chunk), replace(reply, chunk=chunk))
 
     def _went_wrong(self, name: str, chunk: int, error: HeadwaterError) -> None:
