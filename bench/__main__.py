@@ -22,6 +22,7 @@ BENCHMARKS = {
     "tenants": "eight jobs on a node with too little memory: do all finish, how fairly, and how fast; 1 to 10 jobs",
     "faults": "kills, cut links, a failing store, full disks, flipped bits: rows lost or doubled, loss, time lost",
     "soak": "many short epochs with tenants that come and go: does the memory of node and trainer stay flat?",
+    "prongs": "nodes and the trainer preprocess from two ends, nothing frozen: against the trainer alone; the bound",
     "pack": "rows/s of a node on one core from packed shards against JPEGs, and against the engine alone",
 }
 

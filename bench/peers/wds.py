@@ -30,20 +30,20 @@ def prepare(samples: list[tuple[str, int, bytes]], folder: Path) -> None:
             writer.write({"__key__": f"{number:06d}", "jpg": data, "cls": label})
 
 
-def urls(place: Place) -> list[str]:
+def urls(place: Place, prefix: str) -> list[str]:
     """Signed addresses: WebDataset reads http by curl, and has no credentials of its own for a private store."""
     import boto3
 
     client = boto3.client("s3", endpoint_url=place.endpoint)
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix="webdataset/")
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
     keys = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
     return [
         client.generate_presigned_url("get_object", {"Bucket": BUCKET, "Key": key}, ExpiresIn=86400) for key in keys
     ]
 
 
-def batches(place: Place, learner: Learner, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
-    shards = [f"pipe:curl --silent --fail '{url}'" for url in urls(place)]
+def batches(place: Place, learner: Learner, epoch: int, prefix: str = "webdataset/") -> Iterable[tuple[Tensor, Tensor]]:
+    shards = [f"pipe:curl --silent --fail '{url}'" for url in urls(place, prefix)]
 
     def sample(entry: dict[str, bytes]) -> tuple[object, int]:
         return learner.pixels(entry["jpg"]), int(entry["cls"])
