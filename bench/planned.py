@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -13,7 +14,6 @@ import headwater as hw
 from bench import models
 from headwater.core.loads import JobSize
 from headwater.core.search import search
-from headwater.core.share import more_ahead
 
 BATCH = 16
 WARM_S = 60.0
@@ -84,8 +84,8 @@ class Trainer:
         rows_before = seen = counts.num_rows
         skip = max(1, SKIP_ROWS // job.plan.chunk_rows)
         shared, whole = job.plan.host_share > 0, False
-        if shared:  # what is asked for at once: both sides begin with nothing, and not at the same pace
-            skip = max(skip, 2 * job.plan.prefetch + more_ahead(job.plan.host_share))
+        if shared:  # what is asked for at once, and a round of both sides: they begin with nothing, not at one pace
+            skip = max(skip, 2 * job.plan.prefetch + math.ceil(1 / min(job.plan.host_share, 1 - job.plan.host_share)))
             whole = 2 * skip * job.plan.chunk_rows > len(job.samples)
         batches = iter(job.loader)
         for x, y in batches:

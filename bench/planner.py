@@ -52,6 +52,7 @@ MOST_HERE = 3  # with the prefix on the trainer: the best by their estimates
 QUICK_CUTS, QUICK_NEAR = 6, 3  # four cases in four minutes: the best by their estimates, once, and those near the best
 MORE_ROUNDS = 4  # of what seems to be ahead of the choice by more than this, and of the choice
 SURELY = 0.02
+CASE_S = 240.0  # a case that has taken so long after two rounds has no more: slow ones would take a quarter of an hour
 NO_LATER = 2 / 3  # of the best rate: a node that can't do this with one cut can't be the best with a later one
 IDLE = 0.7  # of its time or its rate: a trainer or a link that is busier may be what limits
 CODEC = "fp16"  # rows may travel so
@@ -138,8 +139,9 @@ def one_case(trainer: Remote, address: str, name: str, link: float, share: float
         rounds.append({key: measure(trainer, plans[key], 0.0) for key in [*keys[:half], chosen_key, *keys[half:]]})
 
     for number in range(1 if quick else ROUNDS):
-        one_round(near if number % 2 == 0 else near[::-1])
-    for _ in range(0 if quick else MORE_ROUNDS):
+        if number < 2 or time.perf_counter() - start < CASE_S:
+            one_round(near if number % 2 == 0 else near[::-1])
+    for _ in range(0 if quick or time.perf_counter() - start > CASE_S else MORE_ROUNDS):
         # The luckiest of several equals looks better than it is, until it has to do it again.
         leads = lead(rounds, chosen_key)
         ahead = [key for key, each in leads.items() if each > 1 + SURELY]
@@ -201,13 +203,15 @@ def other_shares(choice: dict[str, Any]) -> list[dict[str, Any]]:
     share = choice["host_share"]
     if not share:
         return []
-    return [{**choice, "host_share": each, "split": PLACE} for each in (0.0, share - SHARE_STEP, share + SHARE_STEP)
+    shares = [0.0, share - SHARE_STEP, share + SHARE_STEP, *([share] if choice["split"] == PACE else [])]
+    return [{**choice, "host_share": each, "split": PLACE} for each in shares
             if each == 0.0 or LEAST_SHARE <= each <= MOST_SHARE]  # fmt: skip
 
 
 def _key(plan: dict[str, Any]) -> str:
-    """A placement, a cut and a share; the planner's codec and knobs for it come with it."""
-    return f"{placement(Plan.from_json(plan))} {plan['cut']['index']} {plan['host_share']}"
+    """A placement, a cut and a share, unless that follows the pace; the planner's codec and knobs for it come with it."""
+    share = "pace" if plan["split"] == PACE else plan["host_share"]
+    return f"{placement(Plan.from_json(plan))} {plan['cut']['index']} {share}"
 
 
 def _words(plan: dict[str, Any]) -> str:
@@ -250,7 +254,8 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
             "batch 16; a head is trained, all else is frozen; weights are random but for lite0",
             "planned for a run so long that setting a plan up does not count",
             f"a plan whose first, short run is below {NEAR:g} of the best is not run again, and at most {MOST_NEAR} "
-            f"beside the choice are; rounds beyond {ROUNDS} only where something seems over {100 * SURELY:g} % ahead",
+            f"beside the choice are; rounds beyond {ROUNDS} only where something seems over {100 * SURELY:g} % ahead; no more than two in a case that takes longer than "
+            f"{CASE_S:g} s",
             "estimate_error: the median over the cases of how far the choice's rate is from its estimate",
             "regret: the best plan's rate ÷ the choice's of the same round, in the median, - 1; rates in the table are "
             "medians of their own",
