@@ -209,7 +209,7 @@ def other_shares(choice: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _key(plan: dict[str, Any]) -> str:
-    """A placement, a cut and a share, unless that follows the pace; the planner's codec and knobs for it come with it."""
+    """A placement, a cut and a share, or that it follows the pace; the planner's codec and knobs come with it."""
     share = "pace" if plan["split"] == PACE else plan["host_share"]
     return f"{placement(Plan.from_json(plan))} {plan['cut']['index']} {share}"
 
@@ -254,8 +254,8 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
             "batch 16; a head is trained, all else is frozen; weights are random but for lite0",
             "planned for a run so long that setting a plan up does not count",
             f"a plan whose first, short run is below {NEAR:g} of the best is not run again, and at most {MOST_NEAR} "
-            f"beside the choice are; rounds beyond {ROUNDS} only where something seems over {100 * SURELY:g} % ahead; no more than two in a case that takes longer than "
-            f"{CASE_S:g} s",
+            f"beside the choice are; rounds beyond {ROUNDS} only where something seems over {100 * SURELY:g} % "
+            f"ahead; no more than two in a case that takes longer than {CASE_S:g} s",
             "estimate_error: the median over the cases of how far the choice's rate is from its estimate",
             "regret: the best plan's rate ÷ the choice's of the same round, in the median, - 1; rates in the table are "
             "medians of their own",

@@ -69,6 +69,7 @@ def test_mte_has_the_order_that_its_plan_says_and_measures_the_next_meeting_poin
         meeting = meeting_point(len(samples), 0.5, BATCH)
         wanted = torch.from_numpy(samples.labels[visits(order, meeting)])
         assert torch.equal(torch.cat([y for _, y in found]), wanted)
+        assert job.plan.host_share != 0.5, "the rates of an epoch give the next one's meeting point"
         assert 1 / 16 <= job.plan.host_share <= 15 / 16
         assert job.plan.prongs == MTE
 

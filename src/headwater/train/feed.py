@@ -168,6 +168,12 @@ class Feed:
             return {name: count / max(last - self._begun, 1e-9) for name, (count, last) in self._done.items()}
 
     @property
+    def is_complete(self) -> bool:
+        """Has every chunk been passed on?"""
+        with self._wake:
+            return self._machine.done
+
+    @property
     def is_closed(self) -> bool:
         return self._closed.is_set()
 

@@ -426,14 +426,16 @@ class Source:
         return max(carried.plan.prefetch + 1, int(TAIL_MEMORY * memory_bytes() / (carried.plan.chunk_rows * row_bytes)))
 
     def _balancing(self, carried: _Carried, feed: Feed, replies: Iterator[Reply]) -> Iterator[Reply]:
-        """The replies; once all are there, the next epoch's meeting point is where this one's rates would have met."""
-        yield from replies
-        rates = feed.rates
-        here = rates.pop(carried.own or "", 0.0)
-        share = balanced(here, sum(rates.values()))
-        with self._lock:
-            if share is not None and self._carried.version == carried.version:
-                self._carried = replace(self._carried, plan=replace(self._carried.plan, host_share=share))
+        """The replies; if all of them came, the next epoch's meeting point is where this one's rates would have met."""
+        try:
+            yield from replies
+        finally:  # nobody asks for more once the last one is there
+            rates = feed.rates
+            here = rates.pop(carried.own or "", 0.0)
+            share = balanced(here, sum(rates.values())) if feed.is_complete else None
+            with self._lock:
+                if share is not None and self._carried.version == carried.version:
+                    self._carried = replace(self._carried, plan=replace(self._carried.plan, host_share=share))
 
     def _tenant(self, want: Extraction) -> str:
         """This job to a node's cache, which lets it push out only what nobody has used since it began.
