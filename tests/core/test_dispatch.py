@@ -302,6 +302,21 @@ def test_while_nothing_comes_the_clock_goes_on_about_as_fast_as_replies_came(num
     assert late_after_s(1, 0.0) == 1, "nothing is known yet: an engine may be loading"
 
 
+def test_a_node_that_fails_again_and_again_is_left_out_for_a_while_and_then_tried():
+    machine = Dispatch(40, window=40, per_node=1, own="own", is_own=lambda chunk: chunk % 2 == 1)
+    machine.node_up("node", "own")
+    for number in range(dispatch.FAILING):
+        (given,) = machine.out_on("own")
+        decisions = machine.failed("own", given, "403", counts=False)
+        assert (Assign("own", 2 * number + 3) in decisions) == (number < dispatch.FAILING - 1)
+    mine = []
+    for _ in range(20):
+        (given,) = machine.out_on("node")
+        mine += [each for each in machine.finished("node", given) if isinstance(each, Assign) and each.node == "own"]
+    assert mine, "it is tried again"
+    assert len(mine) == 1
+
+
 def test_an_own_node_is_given_two_chunks_at_once_however_many_others_have():
     machine = Dispatch(16, window=16, per_node=8, own="own", is_own=lambda chunk: chunk % 2 == 1, own_out=2)
     given = machine.node_up("node", "own")

@@ -11,7 +11,9 @@ A chunk's life:   waiting ──Assign──▶ out ──finished──▶ kept
                      ▲                 │
                      └── node_down / failed (bounded) ──┘
 
-Not every node can do every chunk where nodes have disks of their own: `able` says which.
+Not every node can do every chunk where nodes have disks of their own: `able` says which. A node that has failed twice
+since it last finished something, such as one that can't read the store any more, is left out for a while if others can
+do its chunks.
 
 Where the trainer has a node of its own (`own`), some chunks are for that one (`is_own`), and all others for the
 others: what it reads comes over the trainer's own link, so how much it does is the plan's business. Only where the
@@ -39,6 +41,7 @@ from dataclasses import dataclass
 
 SLOW = 2.0  # times the pace of the fastest: from here on a node is chosen with care
 ASK_AGAIN = 3.0  # a node that was left out gets another chunk after so many times its pace: it may be faster now
+FAILING = 2  # failures in a row, whatever of: from here on others are asked first
 _LATEST = 0.5  # weight of the newest in a pace
 _LATE_S = (0.05, 1.0)  # at least and at most, between two times that the dispatch is told that nothing came
 _TICKS = 2.0  # replies that usually come meanwhile
@@ -154,6 +157,7 @@ class Dispatch:
         self._delivered = 0
         self._taken = 0
         self._failures: dict[int, int] = {}
+        self._in_a_row: dict[str, int] = {}  # per node: failures since it last finished something
         self._stopped = False
 
     @property
@@ -200,6 +204,7 @@ class Dispatch:
         """A node is gone; its chunks go to others, or wait for one to come up."""
         self._pace.pop(node, None)
         self._since.pop(node, None)
+        self._in_a_row.pop(node, None)
         for chunk in self._out.pop(node, ()):
             self._hand_back(chunk)
         return self._assign()
@@ -208,6 +213,7 @@ class Dispatch:
         """A complete and checked reply. It counts even if its node was taken for dead meanwhile."""
         if node in self._out:
             self._out[node].discard(chunk)
+            self._in_a_row.pop(node, None)
             self._learn(node)
         if self._stopped or chunk in self._kept or chunk < self._delivered:
             return self._assign()
@@ -226,6 +232,8 @@ class Dispatch:
         if chunk not in self._out.get(node, ()):
             return []
         self._out[node].remove(chunk)
+        self._in_a_row[node] = self._in_a_row.get(node, 0) + 1
+        self._since[node] = self._clock
         if chunk in self._kept or chunk < self._delivered:
             return self._assign()  # another node has done it meanwhile
         self._for_all.add(chunk)
@@ -288,6 +296,11 @@ class Dispatch:
         most = min(self._per_node, self._own_out) if node == self._own else self._per_node
         return len(self._out[node]) < most
 
+    def _is_failing(self, node: str) -> bool:
+        """Has it failed so often that others come first? After a while it is tried again."""
+        failing = self._in_a_row.get(node, 0) >= FAILING
+        return failing and self._clock - self._since[node] < ASK_AGAIN * self._pace_of(node)
+
     def _nodes_for(self, chunk: int) -> list[str]:
         """Those that are up and can do it."""
         return [node for node in self._out if self._able is None or node in self._able(chunk)]
@@ -295,6 +308,7 @@ class Dispatch:
     def _nodes_meant_for(self, chunk: int) -> list[str]:
         """Of those, the ones that it is for; all, if none of these is up or it has failed before."""
         able = self._nodes_for(chunk)
+        able = [node for node in able if not self._is_failing(node)] or able
         if self._own is None or self._is_own is None or chunk in self._for_all:
             return able
         return [node for node in able if (node == self._own) == self._is_own(chunk)] or able
