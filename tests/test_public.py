@@ -80,6 +80,7 @@ def test_the_fields_of_the_plan_format():
         "engine": "auto",
         "host_share": 0.0,
         "split": "place",
+        "hand_over": "wire",
         "prongs": "ordered",
     }  # fmt: skip
 

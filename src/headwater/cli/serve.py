@@ -63,6 +63,11 @@ def serve(
     memory: str = typer.Option(
         "", help="How much memory the node may take, such as 2GB; by default what the machine or its cgroup has."
     ),
+    hand_over: Path = typer.Option(
+        None,
+        help="A folder that trainers see, too (the same machine, or a shared file system): pixels are left there for "
+        "them instead of crossing the wire.",
+    ),
     no_adaptation: bool = typer.Option(
         False,
         "--no-adaptation",
@@ -148,6 +153,7 @@ def serve(
         http=http,
         max_memory_bytes=memory_bytes,
         adapt=not no_adaptation,
+        hand_over=hand_over,
         announce=announce,
     )
     sys.stdout.flush()

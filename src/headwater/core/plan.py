@@ -42,9 +42,16 @@ LIMITS: Mapping[str, tuple[int, int]] = {"node_batch": (1, 65536), "chunk_rows":
 LEAST_SHARE, MOST_SHARE = 0.01, 0.99
 # How chunks are split between the trainer and the nodes where both make some: by their place in the order, so that how
 # much crosses the link is known; or whoever is done takes the next one, so that neither side waits for the other.
+WIRE, FILE = "wire", "file"  # how rows come from nodes: over the network, or left in a folder that both sides see
 PLACE, PACE = "place", "pace"
 SPLITS = (PLACE, PACE)
-_MAY_BE_MISSING = ("engine", "host_share", "split", "prongs")  # plans of 0.1.0 that were written before them
+_MAY_BE_MISSING = (
+    "engine",
+    "host_share",
+    "split",
+    "prongs",
+    "hand_over",
+)  # plans of 0.1.0 that were written before them
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,7 @@ class Plan:
     engine: str = AUTO
     host_share: float = 0.0  # of the chunks: those that the trainer makes by itself, beside the nodes
     split: str = PLACE  # under `pace`, host_share is what was expected
+    hand_over: str = WIRE
     prongs: str = ORDERED  # in which order both sides go through an epoch, where both make rows
 
     @property
@@ -183,6 +191,9 @@ def _own_faults(values: Mapping[str, Any]) -> list[str]:
         faults.append(f"host_share is {share}, but nothing is read on storage that it is a share of; leave it out")
     if values.get("split", PLACE) == PACE and not share:
         faults.append("split is pace, but host_share is 0: there is nobody to split with; leave it out")
+    if values.get("hand_over", WIRE) == FILE and (values.get("codec", "raw") != "raw"
+                                                  or values.get("read", "storage") != "storage"):  # fmt: skip
+        faults.append("hand_over is file; rows in files come from nodes (read on storage), and as they are (codec raw)")
     prongs = values.get("prongs", ORDERED)
     if prongs in STRATEGIES[1:] and not share:
         faults.append(f"prongs is {prongs}, but host_share is 0: there is only one side; give the trainer a share")
@@ -194,7 +205,7 @@ def _own_faults(values: Mapping[str, Any]) -> list[str]:
     if cut == 0 and prefix == "storage":
         faults.append("the prefix is on storage but the cut is 0, in front of the first layer; choose a later cut")
     choices = {"precision": PRECISIONS, "codec": tuple(CODECS), "compression": COMPRESSIONS, "engine": ENGINE_CHOICES,
-               "split": SPLITS, "prongs": STRATEGIES}  # fmt: skip
+               "split": SPLITS, "prongs": STRATEGIES, "hand_over": (WIRE, FILE)}  # fmt: skip
     for name, allowed in choices.items():
         if name in values and values[name] not in allowed:
             faults.append(f"{name} is {values[name]!r}; it must be one of {', '.join(allowed)}")

@@ -26,6 +26,7 @@ from headwater.core.form import shown
 from headwater.core.plan import COMPRESSIONS, LIMITS, PRECISIONS
 from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec
 from headwater.core.tuning import ENGINE_CHOICES
+from headwater.data.handover import Handed
 from headwater.data.samples import SCHEMA, SampleRef, Samples
 from headwater.data.secrets import redact
 from headwater.data.transforms import Transforms
@@ -154,6 +155,7 @@ class Chunk:
     samples: tuple[SampleRef, ...]
     reuse: bool = True  # a node may send rows that it kept, and keep these
     trace: bool = False  # tell in the end what was done when
+    hand_over: bool = False  # rows may be left in the folder that both see (`data.handover`)
 
     def dumps(self) -> bytes:
         return json.dumps(
@@ -166,6 +168,7 @@ class Chunk:
                 "index": self.index,
                 "reuse": self.reuse,
                 **({"trace": True} if self.trace else {}),
+                **({"hand_over": True} if self.hand_over else {}),
                 "extraction": self.extraction.to_json(),
                 "samples": [ref.to_json() for ref in self.samples],
             },
@@ -246,9 +249,10 @@ def loads(ticket: bytes) -> Listing | Chunk | Probe | Calibrate | Blob:
         if len({ref.id for ref in samples}) != len(samples):
             raise ConfigError("a chunk names the same sample twice")
         extraction = Extraction.from_json(data["extraction"])
-        reuse, trace = data.get("reuse", True), data.get("trace", False)
-        _require({"reuse": reuse, "trace": trace}, reuse=bool, trace=bool)
-        chunk = Chunk(extraction, data["job"], data["seed"], data["epoch"], data["index"], samples, reuse, trace)
+        flags = {"reuse": data.get("reuse", True), "trace": data.get("trace", False),
+                 "hand_over": data.get("hand_over", False)}  # fmt: skip
+        _require(flags, reuse=bool, trace=bool, hand_over=bool)
+        chunk = Chunk(extraction, data["job"], data["seed"], data["epoch"], data["index"], samples, **flags)
         if data["kind"] == "rows":
             return chunk
         if len(samples) > MAX_PROBE_SAMPLES:
@@ -300,9 +304,21 @@ def unpack_rows(codec: str, boundary: Boundary, batch: pa.RecordBatch) -> tuple[
     return batch.column(0).to_numpy(), codecs.decode(codec, columns, boundary)
 
 
-def pack_bad(bad: Sequence[Bad]) -> bytes:
-    """Samples without a row, as a batch's metadata."""
-    return json.dumps({"bad": [[each.sample, each.key, redact(each.reason)] for each in bad]}).encode() if bad else b""
+def pack_bad(bad: Sequence[Bad], handed: Handed | None = None) -> bytes:
+    """Samples without a row, as a batch's metadata; and rows that were left in a file."""
+    if not bad and handed is None:
+        return b""
+    said: dict[str, Any] = {"bad": [[each.sample, each.key, redact(each.reason)] for each in bad]}
+    return json.dumps(said if handed is None else {**said, "handed": handed.to_json()}).encode()
+
+
+def unpack_handed(metadata: bytes) -> Handed | None:
+    """Rows that were left in a file, if a batch came with any."""
+    try:
+        said = json.loads(metadata).get("handed")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    return None if said is None else Handed.from_json(said)
 
 
 def pack_waiting(place: tuple[int, int] | None) -> bytes:

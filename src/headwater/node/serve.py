@@ -74,6 +74,7 @@ def serve(
     is_far: bool = False,
     tokens: Path | OneToken | None = None,
     tls: Tls | None = None,
+    hand_over: Path | None = None,
 ) -> None:
     """Serve `roots` until a signal arrives, or, if wanted, until standard input ends.
 
@@ -83,7 +84,7 @@ def serve(
     Rows are kept in `cache_folder` (by default beside the prefixes) within `cache_bytes`: None takes the default of
     `Cache`, 0 keeps none. Where another node uses that folder, the first of `num_caches` that none uses is taken:
     FOLDER, FOLDER-2, …. Jobs share `max_memory_bytes`, by default what the machine has. `is_far` from the store: behind
-    a link that others need, too.
+    a link that others need, too. `hand_over` is a folder that trainers may see, too.
     """
     if not roots:
         raise ConfigError("a node serves at least one folder or bucket; name it: headwater serve s3://photos")
@@ -112,7 +113,8 @@ def serve(
     try:
         node = Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
                     cache=cache, drain_s=drain_s, tokens=tokens, tls=tls, is_wary=not until_input_ends,
-                    max_memory_bytes=max_memory_bytes, adapt=adapt, is_far=is_far)  # fmt: skip
+                    max_memory_bytes=max_memory_bytes, adapt=adapt, is_far=is_far,
+                    hand_over=hand_over)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
         if isinstance(error, OSError) and error.filename is not None:
             raise ConfigError(f"{error.filename} can't be used ({error.strerror}); a node keeps prefixes in {state}: "

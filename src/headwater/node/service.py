@@ -29,7 +29,8 @@ from headwater.core.access import Grant
 from headwater.core.turns import Turns
 from headwater.data import wire
 from headwater.data.cores import machine, usable_cores
-from headwater.data.extract import NEAR_READERS, NUM_READERS, SIGN_OF_LIFE_S, Extractor
+from headwater.data.extract import NEAR_READERS, NUM_READERS, SIGN_OF_LIFE_S, Extractor, Part
+from headwater.data.handover import Handed, Outbox
 from headwater.data.layouts import list_samples
 from headwater.data.memory import give_back, held_bytes, memory_bytes, page_cache_bytes
 from headwater.data.samples import Samples
@@ -80,13 +81,15 @@ class Node(flight.FlightServerBase):
         max_memory_bytes: int | None = None,
         adapt: bool = True,
         is_far: bool = False,
+        hand_over: Path | None = None,
     ) -> None:
         """`cache` keeps rows that were made; it is closed with the node. None keeps nothing.
 
         `drain_s` is what requests under way get when the node is told to stop. With `tokens` (a file, or one token)
         only calls with one of them are answered; without, all are. `is_wary`: uploads may be a stranger's. Jobs share
         `max_memory_bytes`, or what the machine has (docs/tenants.md); `adapt=False` gives each groups as large as it
-        asks for, and runs them whole. `is_far` from the store: behind a link that others need, too.
+        asks for, and runs them whole. `is_far` from the store: behind a link that others need, too. `hand_over` is a
+        folder that trainers may see, too: rows are left there for those who do.
         """
         self.roots = tuple(full_url(root) for root in roots)
         known = TokensFile(tokens, self.roots) if isinstance(tokens, Path) else tokens
@@ -102,6 +105,7 @@ class Node(flight.FlightServerBase):
         self._slow = ThreadPoolExecutor(MAX_CHUNKS, "slow")  # what takes a while, and needs signs of life meanwhile
         self._extractor = Extractor(self.num_threads, NUM_READERS if is_far else NEAR_READERS, is_far=is_far)
         self.cache = cache
+        self._outbox = None if hand_over is None else Outbox(hand_over)
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
         self._stopping = False
@@ -125,6 +129,8 @@ class Node(flight.FlightServerBase):
         self._extractor.close()
         if self.cache is not None:
             self.cache.close()
+        if self._outbox is not None:
+            self._outbox.close()
 
     def hello(self, grant: Grant | None = None) -> dict[str, Any]:
         """Who this is and what it can do; for a tenant, what concerns it."""
@@ -157,6 +163,7 @@ class Node(flight.FlightServerBase):
             "resident_bytes": held_bytes(),
             "page_cache_bytes": page_cache_bytes(),
             "draining": not self.calls.is_serving,
+            "hand_over": None if self._outbox is None else self._outbox.to_json(),
             "chunks": self._chunks(),
             "prefix_files": self._prefixes.files(),
         }
@@ -310,8 +317,14 @@ class Node(flight.FlightServerBase):
                     columns = codecs.encode(want.codec, part.tensors, want.boundary)
                     if kept is not None:
                         kept.keep(part.ids, columns)
+                    handed = self._handed(chunk, part)
                     with self._sending(turn):
-                        yield wire.pack_columns(want.codec, want.boundary, part.ids, columns), wire.pack_bad(part.bad)
+                        if handed is not None:
+                            empty = pa.RecordBatch.from_pylist([], schema=schema)
+                            yield empty, wire.pack_bad(part.bad, handed)
+                        else:
+                            packed = wire.pack_columns(want.codec, want.boundary, part.ids, columns)
+                            yield packed, wire.pack_bad(part.bad)
                 if abandoned():
                     raise _ended()
                 if chunk.trace:
@@ -321,6 +334,12 @@ class Node(flight.FlightServerBase):
                 with self._room:
                     self._turns.give_back(turn)
                     self._room.notify_all()  # turns are counted by job, and any job's request may wait first
+
+    def _handed(self, chunk: wire.Chunk, part: Part) -> Handed | None:
+        """These rows in a file, where the trainer asked for that; None if they have to take the wire."""
+        if self._outbox is None or not chunk.hand_over or chunk.extraction.codec != "raw" or not len(part.ids):
+            return None
+        return self._outbox.leave(part.ids, part.tensors, chunk.extraction.boundary)
 
     @contextmanager
     def _room_to_look(self, sign: Callable[[], None], num_bytes: int) -> Iterator[None]:

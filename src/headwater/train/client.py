@@ -20,6 +20,7 @@ import pyarrow.flight as flight
 from headwater.core.form import shown
 from headwater.data import wire
 from headwater.data.answers import check_hello, check_probe
+from headwater.data.handover import Inbox
 from headwater.data.samples import Samples
 from headwater.data.secrets import redact
 from headwater.data.wire import Chunk, Listing
@@ -57,6 +58,7 @@ class NodeClient:
         self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
         self._lock = threading.RLock()  # the garbage collector may end a stream anywhere, also in here
         self._mending = threading.Lock()
+        self._inbox: Inbox | None = None
         with self._plain_errors():
             self._client = (access or Access()).connect(address, _OPTIONS)
 
@@ -73,6 +75,11 @@ class NodeClient:
             )
         check_hello(answer, self.name)
         return answer
+
+    def finds_folder(self) -> bool:
+        """Does this machine see the folder in which the node leaves rows?"""
+        self._inbox = Inbox.found(self.hello().get("hand_over"))
+        return self._inbox is not None
 
     def needs(self, digest: str, path: Path) -> None:
         """The prefix that `prepare` makes sure of from now on."""
@@ -222,6 +229,8 @@ class NodeClient:
                     num_bytes += item.app_metadata.size
                     said = item.app_metadata.to_pybytes()
                     gathering.add_bad(wire.unpack_bad(said))
+                    if self._inbox is not None and chunk.hand_over and (handed := wire.unpack_handed(said)) is not None:
+                        gathering.add(*self._inbox.take(handed, want.boundary))
                     spans = wire.unpack_spans(said) if chunk.trace else None
                     self._tell_wait(wire.unpack_waiting(said))
                 elif item.data.num_rows:

@@ -23,8 +23,8 @@ from headwater.core.amount import num_bytes
 from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut, find_cut, smallest_cut
 from headwater.core.loads import JobSize
+from headwater.core.plan import FILE, PRECISIONS, Plan, near_plan
 from headwater.core.plan import PLACE as BY_PLACE
-from headwater.core.plan import PRECISIONS, Plan, near_plan
 from headwater.core.precision import FULL, TOLERANCE, Deviation, allowed
 from headwater.core.profile import Profile
 from headwater.core.prongs import MTE, ORDERED, STRATEGIES, WRR
@@ -121,7 +121,8 @@ class Job:
             return (f"pictures are read as stored ({stored:,.0f} bytes each); an engine beside the trainer runs the "
                     f"model up to {plan.cut_name}")  # fmt: skip
         if not plan.has_prefix:
-            return f"pictures are decoded near the data ({row:,} bytes each; {stored:,.0f} as stored){share}"
+            way = ", handed over as files" if plan.hand_over == FILE else ""
+            return f"pictures are decoded near the data ({row:,} bytes each; {stored:,.0f} as stored){way}{share}"
         text = (f"the model is cut at {plan.cut_name}; rows travel as {plan.codec} ({row:,} bytes each; {stored:,.0f} "
                 f"as stored){share}")  # fmt: skip
         if plan.precision != FULL:
@@ -337,6 +338,8 @@ def near(
             plan = ranking.best.plan
             if prongs in (MTE, WRR):
                 plan = replace(plan, prongs=prongs, split=BY_PLACE)
+            if plan.uses_storage and not plan.has_prefix and all(client.finds_folder() for client in clients):
+                plan = replace(plan, hand_over=FILE)
         fixed = None if plan == "auto" else plan
         chosen = _plan(fixed, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
         if measured is not None and measured.own is not None:
@@ -356,7 +359,7 @@ def near(
                           partial(measure_here, samples, pipeline, measured.profile, seed, holdings),
                           joined.check_cut, precisions,
                           measured.shipped.num_bytes if measured.shipped else 0,
-                          chosen.prongs)  # fmt: skip
+                          chosen.prongs, chosen.hand_over)  # fmt: skip
             stack.callback(watch.close)
         loader = Loader(
             samples,

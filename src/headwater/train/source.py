@@ -28,7 +28,7 @@ from headwater.core.codecs import wire_row_bytes
 from headwater.core.cut import Cut
 from headwater.core.dispatch import Pace
 from headwater.core.pieces import Pieces
-from headwater.core.plan import PLACE, Plan, check
+from headwater.core.plan import FILE, PLACE, Plan, check
 from headwater.core.precision import FULL, Deviation
 from headwater.core.prongs import MTE, ORDERED, WRR, balanced
 from headwater.core.share import is_own, more_ahead, own_out
@@ -409,7 +409,7 @@ class Source:
             samples = part(index)
             refs = given.samples.take(samples) if holdings is None else holdings.refs(worker, samples)
             return Chunk(carried.extraction, tenant, given.seed, drawn, index, tuple(refs), reuse,
-                         trace=given.trace is not None)  # fmt: skip
+                         trace=given.trace is not None, hand_over=carried.plan.hand_over == FILE)  # fmt: skip
 
         return chunk
 
@@ -492,6 +492,9 @@ class Source:
             raise PlanError(["the trainer shall make rows by itself (host_share, or a cut with the prefix on host) and "
                              "can't: its node is beside it anyway, the job was started with share=False, or the data "
                              "is on nodes' own disks"])  # fmt: skip
+        if plan.hand_over == FILE and (blind := [each.name for each in given.clients if not each.finds_folder()]):
+            raise PlanError([f"hand_over is file, and {', '.join(blind)} leaves no rows in a folder that this machine sees; "
+                             "start nodes with --hand-over FOLDER, or have rows come over the wire"])  # fmt: skip
         if not plan.has_prefix and plan.codec != "raw":
             warnings.warn(f"codec {plan.codec!r} has nothing to do: rows are pixels, which travel as they are",
                           stacklevel=2)  # fmt: skip

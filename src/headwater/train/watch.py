@@ -19,7 +19,7 @@ from typing import Any
 from headwater.core.cost import Estimate, estimate
 from headwater.core.cut import Cut
 from headwater.core.loads import JobSize, Pricing, upload_s
-from headwater.core.plan import PACE, PLACE, Plan
+from headwater.core.plan import FILE, PACE, PLACE, WIRE, Plan
 from headwater.core.profile import Profile
 from headwater.core.prongs import ORDERED
 from headwater.core.replan import Replan, Replanner, Window, worth_switching
@@ -85,11 +85,12 @@ class Watch:
         precisions: tuple[str, ...] = ("fp32",),
         file_bytes: int = 0,
         prongs: str = ORDERED,
+        hand_over: str = WIRE,
     ) -> None:
         """`check_cut` raises if what is in front of a cut is no longer what it was when the job began.
 
         `file_bytes` has the file that serves all cuts; nodes that lack it are sent it. `prongs` is how plans that take
-        over go through an epoch, where both sides make rows.
+        over go through an epoch, where both sides make rows; `hand_over` how pixels come from nodes.
         """
         self._source = source
         self._clients = list(clients)
@@ -109,7 +110,7 @@ class Watch:
             for device in rig.nodes
         }
         self._file_bytes = file_bytes
-        self._prongs = prongs
+        self._prongs, self._hand_over = prongs, hand_over
         self._missing = self._without_file()
         self._replanner = Replanner(source.plan, self._cuts, profile, rig, batch_size=size.batch_size)
         self._believed = rig
@@ -293,6 +294,8 @@ class Watch:
         best = found.best
         if best.plan.host_share and self._prongs != ORDERED:
             best = replace(best, plan=replace(best.plan, prongs=self._prongs, split=PLACE))
+        if best.plan.uses_storage and not best.plan.has_prefix and self._hand_over == FILE:
+            best = replace(best, plan=replace(best.plan, hand_over=FILE))
         return min(every, key=lambda each: each.total_s), best
 
     def _without_file(self) -> list[str]:

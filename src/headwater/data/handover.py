@@ -1,0 +1,228 @@
+"""Rows handed over as files, where a node and a trainer see the same folder: they cross no wire.
+
+Owns the file's form, who may leave one, and how it is read. A file has the tensors one after the other, as they are in
+memory, each beginning at a multiple of 4,096 bytes, so that it can be read past the page cache (`O_DIRECT`) into memory
+that is aligned alike. What is in it is told on the wire (`Handed`). May not import torch, `node` or `train`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import secrets
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwater.core.spec import Boundary
+from headwater.errors import ConfigError, DamagedError
+
+ALIGN = 4096
+KEEP_S = 120.0  # a trainer takes a file as soon as it is told of it; one that is still there was not wanted
+MOST_BYTES = 1 << 30  # that may lie there at once; what comes then takes the wire, which a slow trainer slows down
+_SUFFIX = ".headwater-rows"
+_MARK = ".headwater-mark-"
+
+
+@dataclass(frozen=True)
+class Handed:
+    """Some rows in a file: its name, whose rows, and a checksum over all of it."""
+
+    name: str
+    ids: tuple[int, ...]
+    checksum: int
+
+    def to_json(self) -> list[Any]:
+        return [self.name, list(self.ids), self.checksum]
+
+    @classmethod
+    def from_json(cls, data: object) -> Handed:
+        """What a node said of a file; DamagedError if it says something else, or names a file elsewhere."""
+        if not isinstance(data, list) or len(data) != 3:
+            raise DamagedError("a file of rows is told as [name, ids, checksum]")
+        name, ids, checksum = data
+        if not isinstance(name, str) or os.path.basename(name) != name or not name.endswith(_SUFFIX):
+            raise DamagedError("a file of rows has a name that no node gives")
+        if not isinstance(ids, list) or any(type(each) is not int for each in ids) or type(checksum) is not int:
+            raise DamagedError("a file of rows is told with ids and a checksum, which are whole numbers")
+        return cls(name, tuple(ids), checksum)
+
+
+def _sizes(num_rows: int, boundary: Boundary) -> list[int]:
+    """Bytes of each tensor in a file, with what fills it up."""
+    return [-(-num_rows * spec.row_bytes // ALIGN) * ALIGN for spec in boundary]
+
+
+class Outbox:
+    """A folder that trainers see, too. What they don't take is taken away."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._left: deque[tuple[float, str, int]] = deque()  # when, what, its bytes
+        self._is_direct = True
+        self._secret, self._mark = secrets.token_hex(16), f"{_MARK}{secrets.token_hex(8)}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in folder.glob(f"*{_SUFFIX}"):  # of a node that was killed
+                with contextlib.suppress(OSError):
+                    if time.time() - path.stat().st_mtime > KEEP_S:
+                        path.unlink()
+            (folder / self._mark).write_text(self._secret)
+        except OSError as error:
+            raise ConfigError(f"rows can't be handed over in {folder}: {error.strerror}; choose another folder with "
+                              "--hand-over") from None  # fmt: skip
+
+    def to_json(self) -> dict[str, str]:
+        """By this a trainer can tell that it sees the same folder."""
+        return {"folder": str(self.folder), "mark": self._mark, "secret": self._secret}
+
+    def leave(self, ids: np.ndarray, tensors: Sequence[np.ndarray], boundary: Boundary) -> Handed | None:
+        """Write these rows to a file; None if there is no room, and they have to take the wire."""
+        sizes = _sizes(len(ids), boundary)
+        if not self._has_room(sum(sizes)):
+            return None
+        room = mmap.mmap(-1, max(sum(sizes), ALIGN))  # anonymous memory is aligned to pages
+        at = 0
+        for tensor, size in zip(tensors, sizes, strict=True):
+            data = np.ascontiguousarray(tensor).view(np.uint8).reshape(-1)
+            np.frombuffer(room, np.uint8, len(data), at)[:] = data
+            at += size
+        name = f"{secrets.token_hex(12)}{_SUFFIX}"
+        whole = memoryview(room)
+        try:
+            self._write(self.folder / name, whole)
+            checksum = zlib.crc32(whole)
+        except OSError:
+            with contextlib.suppress(OSError):
+                (self.folder / name).unlink()
+            return None  # a full disk costs the short way, not the rows
+        finally:
+            whole.release()
+        with self._lock:
+            self._left.append((time.monotonic(), name, sum(sizes)))
+        return Handed(name, tuple(ids.tolist()), checksum)
+
+    def _write(self, path: Path, whole: memoryview) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            file = os.open(path, flags | (os.O_DIRECT if self._is_direct else 0), 0o644)
+        except OSError as error:
+            if not self._is_direct or error.errno != errno.EINVAL:
+                raise
+            self._is_direct = False  # such as memory that looks like a disk
+            path.unlink(missing_ok=True)
+            file = os.open(path, flags, 0o644)
+        try:
+            done = 0
+            while done < len(whole):
+                done += os.write(file, whole[done:])
+        finally:
+            os.close(file)
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """Forget what was taken, and take away what nobody wanted."""
+        with self._lock:
+            left = list(self._left)
+        gone = [each for each in left if self._is_over(*each)]
+        with self._lock:
+            for each in gone:
+                with contextlib.suppress(ValueError):
+                    self._left.remove(each)
+            return sum(size for _, _, size in self._left) + num_bytes <= MOST_BYTES
+
+    def _is_over(self, when: float, name: str, size: int) -> bool:
+        path = self.folder / name
+        if time.monotonic() - when > KEEP_S:
+            path.unlink(missing_ok=True)
+            return True
+        return not path.exists()
+
+    def close(self) -> None:
+        """Take everything away."""
+        with self._lock:
+            left, self._left = list(self._left), deque()
+        for name in [self._mark, *(name for _, name, _ in left)]:
+            with contextlib.suppress(OSError):
+                (self.folder / name).unlink()
+
+
+class Inbox:
+    """The same folder, seen from a trainer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._is_direct = True
+
+    @classmethod
+    def found(cls, told: object) -> Inbox | None:
+        """The folder that a node told of, if this machine sees it."""
+        if not isinstance(told, dict) or not all(
+            isinstance(told.get(name), str) for name in ("folder", "mark", "secret")
+        ):
+            return None
+        mark = told["mark"]
+        if os.path.basename(mark) != mark or not mark.startswith(_MARK):
+            return None
+        try:
+            secret = (Path(told["folder"]) / mark).read_text()
+        except (OSError, ValueError):
+            return None
+        return cls(Path(told["folder"])) if secret == told["secret"] else None
+
+    def take(self, handed: Handed, boundary: Boundary) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The rows, and the file is gone; DamagedError if they are not what was written."""
+        path, sizes = self._folder / handed.name, _sizes(len(handed.ids), boundary)
+        try:
+            room = self._read(path, max(sum(sizes), ALIGN))
+        except OSError as error:
+            raise DamagedError(
+                f"rows that were handed over in {self._folder} can't be read: {error.strerror}"
+            ) from None
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        if zlib.crc32(room) != handed.checksum:
+            raise DamagedError(f"rows that were handed over in {self._folder} are not those that were written")
+        tensors, at = [], 0
+        for spec, size in zip(boundary, sizes, strict=True):
+            count = len(handed.ids) * spec.num_items
+            tensors.append(np.frombuffer(room, spec.dtype, count, at).reshape(len(handed.ids), *spec.shape))
+            at += size
+        return np.array(handed.ids, np.int64), tensors
+
+    def _read(self, path: Path, num_bytes: int) -> mmap.mmap:
+        """Past the page cache into memory of our own; or, where that can't be, the pages that the file is in."""
+        if self._is_direct:
+            try:
+                file = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._is_direct = False
+        if not self._is_direct:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(file).st_size != num_bytes:
+                raise OSError(errno.EIO, f"it has {os.fstat(file).st_size:,} bytes, not {num_bytes:,}")
+            if not self._is_direct:
+                return mmap.mmap(file, num_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ)
+            room, done = mmap.mmap(-1, num_bytes), 0
+            with memoryview(room) as whole:
+                while done < num_bytes:
+                    got = os.preadv(file, [whole[done:]], done)
+                    if not got:
+                        raise OSError(errno.EIO, "it ends too early")
+                    done += got
+            return room
+        finally:
+            os.close(file)
