@@ -25,7 +25,7 @@ from bench.models import keep_blocks, torchvision
 from bench.peers.common import BUCKET, Place, collate
 from bench.peers.plain import open_bucket
 from headwater.core.draw import Draw
-from headwater.core.plan import near_plan
+from headwater.core.plan import FILE, WIRE, near_plan
 from headwater.core.prongs import STRATEGIES
 from headwater.data.transforms import (
     ColorJitter,
@@ -162,6 +162,21 @@ class Trainer:
         node_s, receive_s = self._drained(job)
         job.adopt(hw.Plan())
         return {"step_s": step_s, "cpu_s": cpu_s, "node_s": node_s, "receive_s": receive_s}
+
+    def direct(self, node: str, rounds: int) -> dict[str, float]:
+        """Pixels from this node over the wire and as files, in turns: pictures a second, and CPU-seconds here of one."""
+        found: dict[str, list[tuple[float, float]]] = {WIRE: [], FILE: []}
+        with hw.near(self._model, self._url, transforms=self._transforms, nodes=[node], batch_size=BATCH, seed=0,
+                     plan=None, cut="input") as job:  # fmt: skip
+            for number in range(1 + rounds):  # the first warms up
+                for way in found:
+                    job.adopt(near_plan(job.cuts[0], chunk_rows=BATCH, node_batch=BATCH, hand_over=way))
+                    taken = self._drained(job)
+                    if number:
+                        found[way].append(taken)
+        medians = {way: [statistics.median(each) for each in zip(*some, strict=True)] for way, some in found.items()}
+        return {f"{way}_{name}": value for way, pair in medians.items()
+                for name, value in zip(("s", "cpu_s"), pair, strict=True)}  # fmt: skip
 
     def _timed(self, x: Tensor, y: Tensor) -> float:
         start = time.perf_counter()

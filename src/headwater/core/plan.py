@@ -45,13 +45,8 @@ LEAST_SHARE, MOST_SHARE = 0.01, 0.99
 WIRE, FILE = "wire", "file"  # how rows come from nodes: over the network, or left in a folder that both sides see
 PLACE, PACE = "place", "pace"
 SPLITS = (PLACE, PACE)
-_MAY_BE_MISSING = (
-    "engine",
-    "host_share",
-    "split",
-    "prongs",
-    "hand_over",
-)  # plans of 0.1.0 that were written before them
+# Plans of 0.1.0 that were written before them.
+_MAY_BE_MISSING = ("engine", "host_share", "split", "prongs", "hand_over")
 
 
 @dataclass(frozen=True)

@@ -493,8 +493,8 @@ class Source:
                              "can't: its node is beside it anyway, the job was started with share=False, or the data "
                              "is on nodes' own disks"])  # fmt: skip
         if plan.hand_over == FILE and (blind := [each.name for each in given.clients if not each.finds_folder()]):
-            raise PlanError([f"hand_over is file, and {', '.join(blind)} leaves no rows in a folder that this machine sees; "
-                             "start nodes with --hand-over FOLDER, or have rows come over the wire"])  # fmt: skip
+            raise PlanError([f"hand_over is file, and {', '.join(blind)} leaves no rows in a folder that this machine "
+                             "sees; start nodes with --hand-over FOLDER, or have rows come over the wire"])  # fmt: skip
         if not plan.has_prefix and plan.codec != "raw":
             warnings.warn(f"codec {plan.codec!r} has nothing to do: rows are pixels, which travel as they are",
                           stacklevel=2)  # fmt: skip
