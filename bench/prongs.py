@@ -14,6 +14,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -222,16 +223,16 @@ def result(
             "transforms; webdataset: tars of the same pictures by curl, the same transforms",
             "trainer_cpu_s, device_cpu_s: seconds a picture, measured; trainer_cpu_saved: of the trainer's CPU beyond "
             "the step, on imagenet with a whole core beside the storage, the worst of all strategies and models",
-            "direct_receive_cpu: the trainer's CPU for taking pixels from a node as files (O_DIRECT) ÷ over the wire, 224 "
-            "px, each in turns; "
-            + "; ".join(
-                f"{pipeline}: " + ", ".join(f"{name} {value:.3g}" for name, value in each.items())
-                for pipeline, each in direct.items()
-            ),
+            "direct_receive_cpu: the trainer's CPU for taking pixels from a node as files (O_DIRECT) ÷ over the wire, "
+            "224 px, in turns; seconds a picture: " + "; ".join(starmap(said, direct.items())),
             f"energy is modelled: a device draws {DEVICE_W:g} W while it works, a trainer's core {CORE_W:g} W; stated",
         ],
         draw=lambda path: draw(cases, path),
     )
+
+
+def said(pipeline: str, taken: dict[str, float]) -> str:
+    return f"{pipeline} " + ", ".join(f"{name} {value:.3g}" for name, value in taken.items())
 
 
 def key_of(case: dict[str, Any]) -> tuple[Any, ...]:

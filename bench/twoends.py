@@ -164,7 +164,7 @@ class Trainer:
         return {"step_s": step_s, "cpu_s": cpu_s, "node_s": node_s, "receive_s": receive_s}
 
     def direct(self, node: str, rounds: int) -> dict[str, float]:
-        """Pixels from this node over the wire and as files, in turns: pictures a second, and CPU-seconds here of one."""
+        """Pixels from this node over the wire and as files, in turns: seconds a picture, and CPU-seconds here."""
         found: dict[str, list[tuple[float, float]]] = {WIRE: [], FILE: []}
         with hw.near(self._model, self._url, transforms=self._transforms, nodes=[node], batch_size=BATCH, seed=0,
                      plan=None, cut="input") as job:  # fmt: skip
