@@ -53,6 +53,34 @@ def test_a_planned_job_takes_the_folder_where_it_sees_it(pictures, start_node, f
         assert_same(batches(job), expected)
 
 
+def test_rows_that_a_node_kept_come_as_files_too(pictures, start_node, folder):
+    node = start_node(pictures, options=("--hand-over", str(folder), "--cache-size", "1GB"))
+    with start(pictures, [node.address], views=1) as job:
+        job.adopt(near_plan(job.cuts[0], chunk_rows=4, node_batch=4, hand_over=FILE))
+        first = batches(job)
+        before = job._source._setting.clients[0].received_bytes
+        again = batches(job)
+        assert job._source._setting.clients[0].received_bytes - before < job._source.row_bytes
+        assert sorted(x.sum().item() for xs, _ in first for x in xs) == sorted(
+            x.sum().item() for xs, _ in again for x in xs
+        )
+
+
+def test_a_node_that_comes_back_where_the_trainer_does_not_see_its_folder_sends_rows_over_the_wire(
+    pictures, start_node, folder, expected
+):
+    node = start_node(pictures, options=("--hand-over", str(folder), "--cache-size", "0"))
+    with start(pictures, [node.address]) as job:
+        job.adopt(near_plan(job.cuts[0], chunk_rows=4, node_batch=4, hand_over=FILE))
+        (mark,) = folder.glob(".headwater-mark-*")
+        mark.write_text("of another machine")
+        (client,) = job._source._setting.clients
+        client.prepare()  # as the feed does once a node is back
+        before = client.received_bytes
+        assert_same(batches(job), expected)
+        assert client.received_bytes - before > len(job.samples) * job._source.row_bytes
+
+
 def test_a_folder_that_the_trainer_does_not_see_is_refused_before_any_work(pictures, start_node, folder):
     node = start_node(pictures, options=("--hand-over", str(folder)))
     with start(pictures, [node.address]) as job:
@@ -112,10 +140,24 @@ def test_what_nobody_takes_is_taken_away_and_what_is_too_much_takes_the_wire(fol
     handed = [outbox.leave(*rows(4), SPECS) for _ in range(4)]
     assert [each is not None for each in handed] == [True, True, True, False]
     monkeypatch.setattr(handover, "KEEP_S", -1.0)
+    (folder / ".headwater-mark-of-a-dead-node").write_text("x")
+    outbox.sweep()
+    assert os.listdir(folder) == []
     assert outbox.leave(*rows(4), SPECS) is not None
+    monkeypatch.undo()
+    Outbox.sweep(outbox)
     assert len(files(folder)) == 1
+    other = Inbox(folder)
     with pytest.raises(DamagedError, match="can't be read"):
-        Inbox.found(outbox.to_json()).take(handed[0], SPECS)
+        other.take(handed[0], SPECS)
+
+
+@pytest.mark.parametrize("made", [os.mkfifo, lambda path: os.symlink("/etc/hostname", path), os.mkdir])
+def test_what_is_no_file_in_the_folder_is_not_read(folder, made):
+    folder.mkdir()
+    made(folder / "x.headwater-rows")
+    with pytest.raises(DamagedError, match="can't be read"):
+        Inbox(folder).take(Handed("x.headwater-rows", (1,), 0), SPECS)
 
 
 @pytest.mark.parametrize("told", [None, {}, {"folder": "/", "mark": "../x", "secret": "y"}, {"folder": 1}, "x"])

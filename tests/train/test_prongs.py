@@ -11,6 +11,7 @@ import headwater as hw
 from headwater.core.plan import PACE, near_plan
 from headwater.core.prongs import MTE, WRR, meeting_point, visits
 from headwater.errors import ConfigError
+from headwater.train import source
 
 BATCH = 4
 
@@ -62,6 +63,7 @@ def test_every_strategy_gives_the_same_pixels_once_each(pictures, node, expected
 
 def test_mte_has_the_order_that_its_plan_says_and_measures_the_next_meeting_point(pictures, node, expected):
     with start(pictures, [node.address]) as job:
+        job._source._setting.rebalances = True  # as for a job that was planned
         job.adopt(two_ended(job, prongs=MTE, host_share=0.5))
         found = batches(job)
         samples = job.samples
@@ -72,6 +74,16 @@ def test_mte_has_the_order_that_its_plan_says_and_measures_the_next_meeting_poin
         assert job.plan.host_share != 0.5, "the rates of an epoch give the next one's meeting point"
         assert 1 / 16 <= job.plan.host_share <= 15 / 16
         assert job.plan.prongs == MTE
+
+
+def test_a_tail_that_does_not_fit_into_memory_is_made_when_its_turn_comes(
+    pictures, node, expected, monkeypatch, caplog
+):
+    monkeypatch.setattr(source, "TAIL_MEMORY", 0.0)
+    with start(pictures, [node.address]) as job:
+        job.adopt(two_ended(job, prongs=MTE, host_share=0.25, prefetch=1))
+        assert rows(batches(job)) == rows(expected[0])
+    assert "once the head is used up" in caplog.text
 
 
 @pytest.mark.parametrize("strategy", [MTE, WRR])

@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 import secrets
+import stat
 import threading
 import time
 import zlib
@@ -28,6 +29,7 @@ from headwater.errors import ConfigError, DamagedError
 
 ALIGN = 4096
 KEEP_S = 120.0  # a trainer takes a file as soon as it is told of it; one that is still there was not wanted
+SWEEP_S = KEEP_S / 4
 MOST_BYTES = 1 << 30  # that may lie there at once; what comes then takes the wire, which a slow trainer slows down
 _SUFFIX = ".headwater-rows"
 _MARK = ".headwater-mark-"
@@ -66,21 +68,20 @@ class Outbox:
     """A folder that trainers see, too. What they don't take is taken away."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._lock = threading.Lock()
+        self.folder = folder.absolute()
+        folder = self.folder
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self._left: deque[tuple[float, str, int]] = deque()  # when, what, its bytes
         self._is_direct = True
         self._secret, self._mark = secrets.token_hex(16), f"{_MARK}{secrets.token_hex(8)}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for path in folder.glob(f"*{_SUFFIX}"):  # of a node that was killed
-                with contextlib.suppress(OSError):
-                    if time.time() - path.stat().st_mtime > KEEP_S:
-                        path.unlink()
             (folder / self._mark).write_text(self._secret)
         except OSError as error:
             raise ConfigError(f"rows can't be handed over in {folder}: {error.strerror}; choose another folder with "
                               "--hand-over") from None  # fmt: skip
+        self.sweep()
+        threading.Thread(target=self._sweep_on, name="hand-over", daemon=True).start()
 
     def to_json(self) -> dict[str, str]:
         """By this a trainer can tell that it sees the same folder."""
@@ -130,25 +131,32 @@ class Outbox:
             os.close(file)
 
     def _has_room(self, num_bytes: int) -> bool:
-        """Forget what was taken, and take away what nobody wanted."""
+        """Among what was left and is still there."""
         with self._lock:
             left = list(self._left)
-        gone = [each for each in left if self._is_over(*each)]
+        gone = [each for each in left if not (self.folder / each[1]).exists()]
         with self._lock:
             for each in gone:
                 with contextlib.suppress(ValueError):
                     self._left.remove(each)
             return sum(size for _, _, size in self._left) + num_bytes <= MOST_BYTES
 
-    def _is_over(self, when: float, name: str, size: int) -> bool:
-        path = self.folder / name
-        if time.monotonic() - when > KEEP_S:
-            path.unlink(missing_ok=True)
-            return True
-        return not path.exists()
+    def sweep(self) -> None:
+        """Take away what nobody has taken, and what a node that was killed has left here."""
+        with contextlib.suppress(OSError):
+            os.utime(self.folder / self._mark)
+        for path in [*self.folder.glob(f"*{_SUFFIX}"), *self.folder.glob(f"{_MARK}*")]:
+            with contextlib.suppress(OSError):
+                if time.time() - path.lstat().st_mtime > KEEP_S:
+                    path.unlink()
+
+    def _sweep_on(self) -> None:
+        while not self._closed.wait(SWEEP_S):
+            self.sweep()
 
     def close(self) -> None:
         """Take everything away."""
+        self._closed.set()
         with self._lock:
             left, self._left = list(self._left), deque()
         for name in [self._mark, *(name for _, name, _ in left)]:
@@ -177,7 +185,10 @@ class Inbox:
             secret = (Path(told["folder"]) / mark).read_text()
         except (OSError, ValueError):
             return None
-        return cls(Path(told["folder"])) if secret == told["secret"] else None
+        folder = Path(told["folder"])
+        # Who can't delete what was taken would soon leave no room.
+        may_take = secret == told["secret"] and os.access(folder, os.W_OK | os.X_OK)
+        return cls(folder) if may_take else None
 
     def take(self, handed: Handed, boundary: Boundary) -> tuple[np.ndarray, list[np.ndarray]]:
         """The rows, and the file is gone; DamagedError if they are not what was written."""
@@ -201,21 +212,12 @@ class Inbox:
         return np.array(handed.ids, np.int64), tensors
 
     def _read(self, path: Path, num_bytes: int) -> mmap.mmap:
-        """Past the page cache into memory of our own; or, where that can't be, the pages that the file is in."""
-        if self._is_direct:
-            try:
-                file = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                self._is_direct = False
-        if not self._is_direct:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        """Into memory of our own; past the page cache, where the file system can."""
+        file = self._open(path)
         try:
-            if os.fstat(file).st_size != num_bytes:
-                raise OSError(errno.EIO, f"it has {os.fstat(file).st_size:,} bytes, not {num_bytes:,}")
-            if not self._is_direct:
-                return mmap.mmap(file, num_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ)
+            about = os.fstat(file)
+            if not stat.S_ISREG(about.st_mode) or about.st_size != num_bytes:
+                raise OSError(errno.EIO, f"it is no file of {num_bytes:,} bytes")
             room, done = mmap.mmap(-1, num_bytes), 0
             with memoryview(room) as whole:
                 while done < num_bytes:
@@ -226,3 +228,15 @@ class Inbox:
             return room
         finally:
             os.close(file)
+
+    def _open(self, path: Path) -> int:
+        # Whoever can write to the folder may have put a link or a pipe there.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        if self._is_direct:
+            try:
+                return os.open(path, flags | os.O_DIRECT)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._is_direct = False  # such as memory that looks like a disk
+        return os.open(path, flags)

@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import PIL
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -29,7 +30,7 @@ from headwater.core.access import Grant
 from headwater.core.turns import Turns
 from headwater.data import wire
 from headwater.data.cores import machine, usable_cores
-from headwater.data.extract import NEAR_READERS, NUM_READERS, SIGN_OF_LIFE_S, Extractor, Part
+from headwater.data.extract import NEAR_READERS, NUM_READERS, SIGN_OF_LIFE_S, Extractor
 from headwater.data.handover import Handed, Outbox
 from headwater.data.layouts import list_samples
 from headwater.data.memory import give_back, held_bytes, memory_bytes, page_cache_bytes
@@ -301,8 +302,12 @@ class Node(flight.FlightServerBase):
                 if kept is not None:
                     for ids, columns in kept.pieces():
                         start = time.perf_counter()
+                        handed = self._handed(chunk, ids, columns)
                         with self._sending(turn):
-                            yield wire.pack_columns(want.codec, want.boundary, ids, columns), b""
+                            if handed is not None:
+                                yield pa.RecordBatch.from_pylist([], schema=schema), wire.pack_bad((), handed)
+                            else:
+                                yield wire.pack_columns(want.codec, want.boundary, ids, columns), b""
                         self._extractor.busy.add(send_s=time.perf_counter() - start)
                         if chunk.trace:
                             note("send", start, time.perf_counter())
@@ -317,7 +322,7 @@ class Node(flight.FlightServerBase):
                     columns = codecs.encode(want.codec, part.tensors, want.boundary)
                     if kept is not None:
                         kept.keep(part.ids, columns)
-                    handed = self._handed(chunk, part)
+                    handed = self._handed(chunk, part.ids, part.tensors)
                     with self._sending(turn):
                         if handed is not None:
                             empty = pa.RecordBatch.from_pylist([], schema=schema)
@@ -335,11 +340,11 @@ class Node(flight.FlightServerBase):
                     self._turns.give_back(turn)
                     self._room.notify_all()  # turns are counted by job, and any job's request may wait first
 
-    def _handed(self, chunk: wire.Chunk, part: Part) -> Handed | None:
+    def _handed(self, chunk: wire.Chunk, ids: np.ndarray, tensors: Sequence[np.ndarray]) -> Handed | None:
         """These rows in a file, where the trainer asked for that; None if they have to take the wire."""
-        if self._outbox is None or not chunk.hand_over or chunk.extraction.codec != "raw" or not len(part.ids):
+        if self._outbox is None or not chunk.hand_over or chunk.extraction.codec != "raw" or not len(ids):
             return None
-        return self._outbox.leave(part.ids, part.tensors, chunk.extraction.boundary)
+        return self._outbox.leave(ids, tensors, chunk.extraction.boundary)
 
     @contextmanager
     def _room_to_look(self, sign: Callable[[], None], num_bytes: int) -> Iterator[None]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class NodeClient:
         self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
         self._lock = threading.RLock()  # the garbage collector may end a stream anywhere, also in here
         self._mending = threading.Lock()
+        self._wants_folder = False
         self._inbox: Inbox | None = None
         with self._plain_errors():
             self._client = (access or Access()).connect(address, _OPTIONS)
@@ -78,6 +80,7 @@ class NodeClient:
 
     def finds_folder(self) -> bool:
         """Does this machine see the folder in which the node leaves rows?"""
+        self._wants_folder = True
         self._inbox = Inbox.found(self.hello().get("hand_over"))
         return self._inbox is not None
 
@@ -91,7 +94,10 @@ class NodeClient:
         return self._prefix is None or bool(self._act("has-prefix", self._prefix[0].encode()))
 
     def prepare(self) -> None:
-        if self.hello().get("draining"):
+        said = self.hello()
+        if self._wants_folder:  # it may be back on another machine
+            self._inbox = Inbox.found(said.get("hand_over"))
+        if said.get("draining"):
             raise UnreachableError(f"{self.name} is being stopped; start it again, or name other nodes")
         if self._prefix and not self.has_prefix():
             self.upload(*self._prefix)
@@ -215,7 +221,8 @@ class NodeClient:
     def _rows(self, chunk: Chunk, stopped: threading.Event) -> Reply:
         want = chunk.extraction
         gathering = Gathering(chunk, want.boundary)
-        ticket, asked_s, spans = chunk.dumps(), time.perf_counter(), None
+        inbox = self._inbox if chunk.hand_over else None
+        ticket, asked_s, spans = replace(chunk, hand_over=inbox is not None).dumps(), time.perf_counter(), None
         num_bytes = len(ticket)
         with self._plain_errors(), self._reading(ticket, stopped) as reader:
             for item in reader:
@@ -229,8 +236,9 @@ class NodeClient:
                     num_bytes += item.app_metadata.size
                     said = item.app_metadata.to_pybytes()
                     gathering.add_bad(wire.unpack_bad(said))
-                    if self._inbox is not None and chunk.hand_over and (handed := wire.unpack_handed(said)) is not None:
-                        gathering.add(*self._inbox.take(handed, want.boundary))
+                    if inbox is not None and (handed := wire.unpack_handed(said)) is not None:
+                        gathering.add(*inbox.take(handed, want.boundary))
+                        self._is_waiting = False
                     spans = wire.unpack_spans(said) if chunk.trace else None
                     self._tell_wait(wire.unpack_waiting(said))
                 elif item.data.num_rows:

@@ -275,6 +275,9 @@ def near(
         raise ConfigError(f"power is given for {', '.join(map(str, unknown))}; it is for node, trainer and accelerator")
     cache_bytes = None if node_cache is None else num_bytes(node_cache, "node_cache")
     rank, world = _place(rank, world)
+    if prongs == MTE and world > 1 and not _is_group(world):
+        raise ConfigError(f'prongs="mte" with {world} trainers needs torch.distributed, with as many: where its two ends meet '
+                          "has to be the same for all; initialise it first, use prongs=\"ordered\", or pin a plan")  # fmt: skip
     pipeline, rest = _read_transforms(transforms)
     if views and not pipeline.is_random:
         warnings.warn(f"views={views} has nothing to do: the transforms near the data are not random", stacklevel=2)
@@ -308,7 +311,8 @@ def near(
             _check_norms(model)
         setting = Setting(captured, all_cuts, pipeline, rest, samples, clients, seed, patience_s,
                           min(memories, default=None), progress, holdings=holdings, views=views,
-                          trace=Trace() if trace else None)  # fmt: skip
+                          trace=Trace() if trace else None, trainers=trainers_here(world),
+                          rebalances=plan == "auto" and cut is None and (world == 1 or _is_group(world)))  # fmt: skip
         if nodes is not None and holdings is None and share:
             beside = trainers_here(world)
             setting.start_own = partial(OwnNode, root_of(url), max(1, round(usable_cores() / beside)),
@@ -433,6 +437,12 @@ def _place(rank: int | None, world: int | None) -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
+
+
+def _is_group(world: int) -> bool:
+    """Are there so many processes to talk to?"""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return distributed and torch.distributed.get_world_size() == world
 
 
 def _read_transforms(transforms: Any) -> tuple[Transforms, list[Any]]:

@@ -246,9 +246,10 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                 if number == self._iterator:
                     self._left = list(stream.left)
                     self._position = max(1, len(self._samples) - sum(stop - start for start, stop in stream.left))
-                if not len(samples):
-                    if self._dealing.world > 1:
-                        raise self._empty_handed(span[1] - span[0])
+                if not len(samples) and self._dealing.world > 1:
+                    raise self._empty_handed(span[1] - span[0])
+                short = len(samples) < self._dealing.batch_size
+                if not len(samples) or (self._dealing.drop_last and self._dealing.world == 1 and short):
                     continue
                 batch = finish(list(reply.tensors), samples), torch.from_numpy(self._samples.labels[samples])
                 any_batch = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 import uuid
@@ -119,6 +120,8 @@ class Setting:
     start_own: Callable[[], OwnNode] | None = None  # where the trainer can do what nodes do; they are elsewhere
     own: OwnNode | None = None  # one that runs already
     trace: Trace | None = None  # where it is noted what is done when
+    trainers: int = 1  # of this job, on this machine: they share its cores and memory
+    rebalances: bool = False  # whether a meeting point may follow the rates of the epoch before
     counts: Counts = field(default_factory=Counts)
 
 
@@ -373,19 +376,28 @@ class Source:
         if holdings is not None and groups is not None:
             holders = [holdings.holders[groups[pieces.entries(index)[0]]] for index in range(len(pieces))]
             options = {"able": holders.__getitem__, "more_ahead": len(holdings.holders)}
-        two_ends = plan.prongs == MTE and head is not None
+        two_ends, fits = plan.prongs == MTE and head is not None, True
         if carried.own is not None and plan.host_share:
             options = {"own": carried.own, "own_out": own_out(usable_cores())}
             if head is not None and two_ends:
-                first = -(-head // plan.chunk_rows)
-                options |= {"is_own": lambda index: index < first, "tail": (first, self._room(carried))}
+                first, room = -(-head // plan.chunk_rows), self._room(carried)
+                fits = len(pieces) - first <= room
+                if not fits:
+                    log.warning("of the %d chunks at the end of epoch %d that are the nodes', this machine has memory for "
+                                "%d; the others are made once the head is used up", len(pieces) - first, epoch, room)  # fmt: skip
+
+                def is_mine(index: int) -> bool:  # what does not fit is for both sides, once it is its turn
+                    return index < first or (index >= first + room and is_own(index, plan.host_share))
+
+                options |= {"is_own": is_mine, "tail": (first, room)}
             else:
                 options["more_ahead"] = more_ahead(plan.host_share)
                 if plan.split == PLACE and plan.prongs != WRR:
                     options["is_own"] = partial(is_own, share=plan.host_share)
         feed = self._feed(carried, len(pieces), chunk, **options)
         replies = iter(feed) if groups is None else in_order(iter(feed), pieces, ids)
-        return (self._balancing(carried, feed, replies) if two_ends else replies), feed.close
+        balances = two_ends and fits and self._setting.rebalances
+        return (self._balancing(carried, feed, replies) if balances else replies), feed.close
 
     def _stream_any(
         self, carried: _Carried, epoch: int, batches: Sequence[np.ndarray]
@@ -422,8 +434,9 @@ class Source:
 
     def _room(self, carried: _Carried) -> int:
         """Chunks of a tail that this machine may hold until the head is used up."""
-        row_bytes = sum(spec.row_bytes for spec in carried.extraction.boundary)
-        return max(carried.plan.prefetch + 1, int(TAIL_MEMORY * memory_bytes() / (carried.plan.chunk_rows * row_bytes)))
+        chunk_bytes = carried.plan.chunk_rows * sum(spec.row_bytes for spec in carried.extraction.boundary)
+        mine = TAIL_MEMORY * memory_bytes() / self._setting.trainers
+        return max(carried.plan.prefetch + 1, int(mine / chunk_bytes))
 
     def _balancing(self, carried: _Carried, feed: Feed, replies: Iterator[Reply]) -> Iterator[Reply]:
         """The replies; if all of them came, the next epoch's meeting point is where this one's rates would have met."""
@@ -492,7 +505,7 @@ class Source:
             raise PlanError(["the trainer shall make rows by itself (host_share, or a cut with the prefix on host) and "
                              "can't: its node is beside it anyway, the job was started with share=False, or the data "
                              "is on nodes' own disks"])  # fmt: skip
-        if plan.hand_over == FILE and (blind := [each.name for each in given.clients if not each.finds_folder()]):
+        if plan.hand_over == FILE and (blind := _blind(given.clients)):
             raise PlanError([f"hand_over is file, and {', '.join(blind)} leaves no rows in a folder that this machine "
                              "sees; start nodes with --hand-over FOLDER, or have rows come over the wire"])  # fmt: skip
         if not plan.has_prefix and plan.codec != "raw":
@@ -548,7 +561,8 @@ class Source:
         with self._lock:
             self._check_open()
             if beside_nodes not in self._hosts:
-                self._hosts[beside_nodes] = HostWorker(store, beside_nodes=beside_nodes)
+                threads = max(1, round(len(os.sched_getaffinity(0)) / self._setting.trainers))
+                self._hosts[beside_nodes] = HostWorker(store, threads, beside_nodes=beside_nodes)
                 self._hosts[beside_nodes].trace = self._setting.trace
             return self._hosts[beside_nodes]
 
@@ -608,6 +622,16 @@ class Source:
         for client in given.clients:
             client.needs(shipped.digest, shipped.path)
         return shipped if all(client.has_prefix() for client in given.clients) else None
+
+
+def _blind(clients: Sequence[NodeClient]) -> list[str]:
+    """The nodes that answer, and leave no rows in a folder that this machine sees."""
+    found = []
+    for client in clients:
+        with contextlib.suppress(UnreachableError):  # it is asked again when it is back
+            if not client.finds_folder():
+                found.append(client.name)
+    return found
 
 
 def rest_fault(cut: str | int) -> ConfigError:

@@ -21,7 +21,7 @@ from headwater.core.cut import Cut
 from headwater.core.loads import JobSize, Pricing, upload_s
 from headwater.core.plan import FILE, PACE, PLACE, WIRE, Plan
 from headwater.core.profile import Profile
-from headwater.core.prongs import ORDERED
+from headwater.core.prongs import MTE, ORDERED
 from headwater.core.replan import Replan, Replanner, Window, worth_switching
 from headwater.core.rig import Link, Rig
 from headwater.core.search import placement, search, suited_split
@@ -207,6 +207,8 @@ class Watch:
             read = (now.read_bytes - before.read_bytes) / taken_s
             return Window(num_chunks, waited, store_bytes_per_s=read, **rates)
         carried = {name: (now.received[name] - before.received[name]) / taken_s for name in now.received}
+        if self._source.plan.hand_over == FILE or self._source.plan.prongs == MTE:
+            carried = {}  # rows come another way, or nodes are done with what there is room for
         there = now.busy.keys() & before.busy.keys()
         made = {name: rate for name in there if (rate := self._made(name, before, now)) is not None}
         plan = self._source.plan
@@ -287,12 +289,14 @@ class Watch:
         """What the plan takes on this rig, and what the best one takes there."""
         size = replace(self._size, setup_s=upload_s(rig, self._missing, self._file_bytes),
                        starts_own=not self._source.has_own)  # fmt: skip
-        found = search(self._open_cuts(), self._profile, rig, size, codecs=self._codecs, precisions=self._precisions)
+        # All trainers go through an epoch alike, so what was asked for stays, whatever one of them would rather do.
+        found = search(self._open_cuts(), self._profile, rig, size, codecs=self._codecs, precisions=self._precisions,
+                       shared=self._prongs != ORDERED)  # fmt: skip
         # At the pace of both sides, the share is what it comes to.
         shares = [replace(plan, host_share=share) for share in SHARES] if plan.split == PACE else [plan]
         every = [estimate(each, self._cuts, self._profile, rig, self._size) for each in shares]
         best = found.best
-        if best.plan.host_share and self._prongs != ORDERED:
+        if self._prongs != ORDERED:
             best = replace(best, plan=replace(best.plan, prongs=self._prongs, split=PLACE))
         if best.plan.uses_storage and not best.plan.has_prefix and self._hand_over == FILE:
             best = replace(best, plan=replace(best.plan, hand_over=FILE))
