@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 from tests.train.test_prongs import batches, start
+from tests.train.test_prongs import rows as rows_of
 
 from headwater.core.plan import FILE, near_plan
 from headwater.core.spec import TensorSpec
@@ -61,9 +62,7 @@ def test_rows_that_a_node_kept_come_as_files_too(pictures, start_node, folder):
         before = job._source._setting.clients[0].received_bytes
         again = batches(job)
         assert job._source._setting.clients[0].received_bytes - before < job._source.row_bytes
-        assert sorted(x.sum().item() for xs, _ in first for x in xs) == sorted(
-            x.sum().item() for xs, _ in again for x in xs
-        )
+        assert rows_of(first) == rows_of(again)
 
 
 def test_a_node_that_comes_back_where_the_trainer_does_not_see_its_folder_sends_rows_over_the_wire(

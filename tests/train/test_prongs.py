@@ -76,9 +76,7 @@ def test_mte_has_the_order_that_its_plan_says_and_measures_the_next_meeting_poin
         assert job.plan.prongs == MTE
 
 
-def test_a_tail_that_does_not_fit_into_memory_is_made_when_its_turn_comes(
-    pictures, node, expected, monkeypatch, caplog
-):
+def test_a_tail_that_does_not_fit_is_made_when_its_turn_comes(pictures, node, expected, monkeypatch, caplog):
     monkeypatch.setattr(source, "TAIL_MEMORY", 0.0)
     with start(pictures, [node.address]) as job:
         job.adopt(two_ended(job, prongs=MTE, host_share=0.25, prefetch=1))

@@ -276,7 +276,7 @@ def near(
     cache_bytes = None if node_cache is None else num_bytes(node_cache, "node_cache")
     rank, world = _place(rank, world)
     if prongs == MTE and world > 1 and not _is_group(world):
-        raise ConfigError(f'prongs="mte" with {world} trainers needs torch.distributed, with as many: all have to agree '
+        raise ConfigError(f'prongs="mte" with {world} trainers needs torch.distributed, with as many: all must agree '
                           'where the two ends meet; initialise it first, pin a plan, or use "ordered"')  # fmt: skip
     pipeline, rest = _read_transforms(transforms)
     if views and not pipeline.is_random:

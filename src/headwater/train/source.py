@@ -383,8 +383,8 @@ class Source:
                 first, room = -(-head // plan.chunk_rows), self._room(carried)
                 fits = len(pieces) - first <= room
                 if not fits:
-                    log.warning("%d chunks at the end of epoch %d are the nodes', and this machine has memory for %d; the "
-                                "others are made once the head is used up", len(pieces) - first, epoch, room)  # fmt: skip
+                    log.warning("%d chunks at the end of epoch %d are the nodes', and there is memory for %d here; others "
+                                "are made once the head is used up", len(pieces) - first, epoch, room)  # fmt: skip
 
                 def is_mine(index: int) -> bool:  # what does not fit is for both sides, once it is its turn
                     return index < first or (index >= first + room and is_own(index, plan.host_share))
