@@ -376,28 +376,31 @@ class Source:
         if holdings is not None and groups is not None:
             holders = [holdings.holders[groups[pieces.entries(index)[0]]] for index in range(len(pieces))]
             options = {"able": holders.__getitem__, "more_ahead": len(holdings.holders)}
-        two_ends, fits = plan.prongs == MTE and head is not None, True
-        if carried.own is not None and plan.host_share:
+        if plan.host_share:
             options = {"own": carried.own, "own_out": own_out(usable_cores())}
-            if head is not None and two_ends:
-                first, room = -(-head // plan.chunk_rows), self._room(carried)
-                fits = len(pieces) - first <= room
-                if not fits:
-                    log.warning("%d chunks at the end of epoch %d are the nodes', and there is memory for %d here; others "
-                                "are made once the head is used up", len(pieces) - first, epoch, room)  # fmt: skip
-
-                def is_mine(index: int) -> bool:  # what does not fit is for both sides, once it is its turn
-                    return index < first or (index >= first + room and is_own(index, plan.host_share))
-
-                options |= {"is_own": is_mine, "tail": (first, room)}
-            else:
-                options["more_ahead"] = more_ahead(plan.host_share)
-                if plan.split == PLACE and plan.prongs != WRR:
-                    options["is_own"] = partial(is_own, share=plan.host_share)
+            options |= self._whose(carried, len(pieces), head)
         feed = self._feed(carried, len(pieces), chunk, **options)
         replies = iter(feed) if groups is None else in_order(iter(feed), pieces, ids)
-        balances = two_ends and fits and self._setting.rebalances
-        return (self._balancing(carried, feed, replies) if balances else replies), feed.close
+        if "tail" in options and self._setting.rebalances and sum(options["tail"]) >= len(pieces):
+            replies = self._balancing(carried, feed, replies)
+        return replies, feed.close
+
+    def _whose(self, carried: _Carried, num_chunks: int, head: int | None) -> dict[str, Any]:
+        """Which chunks are this machine's own, where both sides make some; and how many may wait for their turn."""
+        plan = carried.plan
+        if plan.prongs != MTE or head is None:  # an epoch that began in order ends so, whatever plan takes over
+            found: dict[str, Any] = {"more_ahead": more_ahead(plan.host_share)}
+            in_place = plan.split == PLACE and plan.prongs != WRR
+            return found | ({"is_own": partial(is_own, share=plan.host_share)} if in_place else {})
+        first, room = -(-head // plan.chunk_rows), self._room(carried)
+        if num_chunks - first > room:
+            log.warning("%d chunks at an epoch's end are the nodes', and there is memory for %d here; the others are made "
+                        "once the head is used up", num_chunks - first, room)  # fmt: skip
+
+        def is_mine(index: int) -> bool:  # what does not fit is for both sides, once it is its turn
+            return index < first or (index >= first + room and is_own(index, plan.host_share))
+
+        return {"is_own": is_mine, "tail": (first, room)}
 
     def _stream_any(
         self, carried: _Carried, epoch: int, batches: Sequence[np.ndarray]
