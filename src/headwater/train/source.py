@@ -394,7 +394,7 @@ class Source:
             return found | ({"is_own": partial(is_own, share=plan.host_share)} if in_place else {})
         first, room = -(-head // plan.chunk_rows), self._room(carried)
         if num_chunks - first > room:
-            log.warning("%d chunks at an epoch's end are the nodes', and there is memory for %d here; the others are made "
+            log.warning("%d chunks at an epoch's end are the nodes', with memory for %d of them here; others are made "
                         "once the head is used up", num_chunks - first, room)  # fmt: skip
 
         def is_mine(index: int) -> bool:  # what does not fit is for both sides, once it is its turn
