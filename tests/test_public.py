@@ -35,6 +35,7 @@ def test_the_verbs_of_the_command_line():
             "--cache-dir",
             "--cache-size",
             "--drain-s",
+            "--hand-over",
             "--http",
             "--insecure",
             "--listen",
