@@ -31,8 +31,9 @@ Run = Callable[[np.ndarray], Sequence[np.ndarray]]
 Note = Callable[[str, float, float], None]  # a stage, and when it began and ended (time.perf_counter), in its thread
 
 # Concurrent requests to the store: of a node beside it, and of a trainer across a link. Many at once cost a store less
-# CPU each: SeaweedFS on a node's core took 0.25 ms a picture with 48, 0.29 with 16 and 0.35 with 4 (on the rig of bench
-# offload, MobileNetV3-small at 10 Mbit/s). Across a link, 16 fill it.
+# CPU each: SeaweedFS on a node's core took 0.25 ms a picture with 48, 0.29 with 16 and 0.35 with 4 (a few epochs
+# of MobileNetV3-small at 10 Mbit/s on the rig of bench offload, by hand; no benchmark repeats it). Across a link, 16
+# fill it.
 NEAR_READERS, NUM_READERS = 48, 16
 SLOTS = 3  # one group being sent, one inferred, one decoded
 _POLL_S = 0.25  # how soon an abandoned request is noticed
