@@ -1,0 +1,448 @@
+"""The aggregator: one thread that lets workers in, moves their packets, and says who is gone. Owns `Aggregator`.
+
+TCP on its port is for joining and for noticing who goes; UDP on the same port is for packets. Each worker has a UDP
+socket of its own here, connected to it, so that one worker's burst can't push out another's, and the kernel drops what
+comes from elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from headwater.errors import ConfigError, HeadwaterError, JoinRefusedError
+from headwater.reduce.control import PROTOCOL, Lines, nonce, proof, tag_of
+from headwater.reduce.gathering import Gathering, Guest, read_join
+from headwater.reduce.joining import Joined, Ticket, join
+from headwater.reduce.leaf import Uplink
+from headwater.reduce.packets import BUFFER_BYTES, DEFAULT_PIECE_BYTES, Layout
+from headwater.reduce.slotjob import Member, MisfitError, SlotJob, memory_bytes
+from headwater.reduce.wire import open_wire
+
+WINDOW_BYTES = 512 << 10  # of each worker's blocks under way: 42 ms at 100 Mbit/s, less than a switch port holds
+MEMORY_BYTES = 1 << 30  # for the slots of all jobs
+STATUS_S = 10.0
+MAX_GUESTS = 4096
+_TICK_S = 0.1  # how often a leaf looks at the clock
+_KERNEL_SHARE = 0.6  # of a socket's buffer that payload may take; the rest is the kernel's own bookkeeping
+_ROOT_JOIN_S = 60.0
+_SAY_WITHIN_S = 10.0  # what a guest wants to join
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Running:
+    """A job that has begun."""
+
+    session: str
+    job: SlotJob
+    guests: dict[int, Guest]
+    uplink: Uplink | None = None
+
+
+class Aggregator:
+    """Serves jobs until it is stopped."""
+
+    def __init__(
+        self,
+        listen: tuple[str, int],
+        *,
+        num_workers: int = 0,
+        keys: Sequence[bytes] = (),
+        window_bytes: int = WINDOW_BYTES,
+        max_memory_bytes: int = MEMORY_BYTES,
+        piece_bytes: int = DEFAULT_PIECE_BYTES,
+        root: tuple[str, int] | None = None,
+        place: tuple[int, int] = (0, 1),
+    ) -> None:
+        """`num_workers` 0 takes jobs of any size. With `root` this is a leaf, the `place[0]`-th of `place[1]`."""
+        self._num_workers, self._keys = num_workers, list(keys) or [b""]
+        self._window_bytes, self._max_memory_bytes = window_bytes, max_memory_bytes
+        self._layout = Layout(piece_bytes)
+        self._root, self._place = root, place
+        self.counts: Counter[str] = Counter()  # of jobs that ended, and of strangers
+        self._num_bytes = 0  # of jobs that ended
+        self._jobs: dict[tuple[int, str], Gathering | Running] = {}
+        self._guests: dict[int, Guest] = {}
+        self._calls: dict[int, Callable[[int], None]] = {}  # per file: what to do when something can be done with it
+        self._door, self._strangers = _open_door(listen)
+        self.port: int = self._door.getsockname()[1]
+        self._epoll = select.epoll()
+        self._told, self._tell = os.pipe()
+        os.set_blocking(self._told, False)
+        self._stopping = False
+        self._handed_over: list[Callable[[], None]] = []  # from threads that join a root
+        self._status_at, self._status_bytes = time.monotonic(), 0
+        self._look_at = 0.0  # when guests and the status are due again
+        self._watch(self._door.fileno(), self._let_in)
+        self._watch(self._strangers.fileno(), self._count_strangers)
+        self._watch(self._told, self._be_told)
+
+    # Life
+
+    def run(self) -> None:
+        """Until `stop` is called, from any thread or signal."""
+        try:
+            while not self._stopping:
+                leaves = self._root is not None and self._jobs
+                for fd, event in self._epoll.poll(_TICK_S if leaves else STATUS_S / 10):
+                    if (call := self._calls.get(fd)) is not None:
+                        call(event)
+                if leaves:
+                    self._tick_uplinks()
+                if (now := time.monotonic()) >= self._look_at:
+                    self._look_at = now + STATUS_S / 10
+                    self._dismiss_silent()
+                    if now - self._status_at >= STATUS_S:
+                        self._say_status()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        self._stopping = True
+        os.write(self._tell, b"\0")
+
+    @property
+    def tell_fd(self) -> int:
+        """Written to, it wakes the loop; for signals."""
+        return self._tell
+
+    def _close(self) -> None:
+        for place in list(self._jobs):
+            self._end(place, "the aggregator was stopped", what="stopped")
+        for guest in list(self._guests.values()):
+            self._dismiss(guest)
+        for each in (self._door, self._strangers):
+            each.close()
+        self._epoll.close()
+        os.close(self._told)
+        os.close(self._tell)
+
+    def _watch(self, fd: int, call: Callable[[int], None]) -> None:
+        self._calls[fd] = call
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def _forget(self, fd: int) -> None:
+        if self._calls.pop(fd, None) is not None:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+
+    def _be_told(self, event: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._told, 4096)
+        while self._handed_over:
+            self._handed_over.pop(0)()
+
+    def _count_strangers(self, event: int) -> None:
+        with contextlib.suppress(OSError):
+            for _ in range(64):
+                self._strangers.recv(1)
+                self.counts["foreign"] += 1
+
+    # Joining
+
+    def _let_in(self, event: int) -> None:
+        try:
+            sock, peer = self._door.accept()
+        except OSError:
+            return
+        if len(self._guests) >= MAX_GUESTS:
+            sock.close()
+            return
+        guest = Guest(Lines(sock), peer[0])
+        self._guests[sock.fileno()] = guest
+        self._watch(sock.fileno(), partial(self._hear, guest))
+        guest.lines.say(**{"headwater-reduce": PROTOCOL, "nonce": guest.nonce})
+
+    def _dismiss_silent(self) -> None:
+        """Guests who have not said for a while what they want: there is room for so many only."""
+        latest = time.monotonic() - _SAY_WITHIN_S
+        for guest in [each for each in self._guests.values() if each.ticket is None and each.came_at < latest]:
+            self._dismiss(guest)
+
+    def _hear(self, guest: Guest, event: int) -> None:
+        said = guest.lines.hear()
+        if said is None:
+            self._gone(guest)
+            return
+        for each in said:
+            if "join" in each and guest.ticket is None:
+                try:
+                    self._join(guest, each)
+                except JoinRefusedError as error:
+                    log.warning("refused a worker from %s: %s", guest.host, error)
+                    guest.lines.say(refused=str(error))
+                    self._dismiss(guest)
+                    return
+            elif "leave" in each:
+                self._left(guest)
+
+    def _join(self, guest: Guest, said: dict[str, object]) -> None:
+        ticket = read_join(guest, said, self._keys, self._num_workers)
+        assert guest.place is not None
+        there = self._jobs.get(guest.place)
+        if there is not None and there.session != ticket.session:
+            self._end(guest.place, f"another start of job {ticket.job!r} took its place")
+            there = None
+        if there is None:
+            there = self._jobs[guest.place] = Gathering(ticket.session, ticket.num_workers)
+        if isinstance(there, Running) or ticket.rank in there.guests:
+            guest.ticket = None
+            raise JoinRefusedError(f"job {ticket.job!r} has a worker {ticket.rank} already, from "
+                                   f"{there.guests[ticket.rank].host}; give each worker a rank of its own, and each "
+                                   "job a name (job=)")  # fmt: skip
+        if ticket.num_workers != there.num_workers:
+            guest.ticket = None
+            raise JoinRefusedError(f"job {ticket.job!r} has {there.num_workers} workers, say those that are here, and "
+                                   f"{ticket.num_workers}, says this one")  # fmt: skip
+        there.guests[ticket.rank] = guest
+        if there.is_complete:
+            if self._root is None:
+                self._begin(guest.place, there)
+            else:
+                self._join_root(guest.place, there)
+
+    def _join_root(self, place: tuple[int, str], there: Gathering) -> None:
+        """In a thread of its own: other leaves may take a while."""
+        assert self._root is not None
+        there.is_joining_root = True
+        weight = sum(guest.ticket.weight for guest in there.guests.values() if guest.ticket)
+        ticket = Ticket(place[1], there.session, self._place[0], self._place[1], weight, self._keys[place[0]])
+
+        def ask() -> None:
+            found: Joined | HeadwaterError
+            try:
+                found = join(self._root, ticket, _ROOT_JOIN_S)  # type: ignore[arg-type]
+            except HeadwaterError as error:
+                found = error
+            self._handed_over.append(lambda: self._root_said(place, there, found))
+            with contextlib.suppress(OSError):  # it was stopped meanwhile
+                os.write(self._tell, b"\1")
+
+        threading.Thread(target=ask, name="join the root", daemon=True).start()
+
+    def _root_said(self, place: tuple[int, str], there: Gathering, found: Joined | HeadwaterError) -> None:
+        if self._jobs.get(place) is not there:
+            if isinstance(found, Joined):
+                found.close("done")
+        elif isinstance(found, Joined):
+            self._begin(place, there, Uplink(found))
+        else:
+            self._end(place, f"its root can't be joined: {found}", what="stopped")
+
+    def _begin(self, place: tuple[int, str], there: Gathering, uplink: Uplink | None = None) -> None:
+        """All workers are here."""
+        key, job_id = self._keys[place[0]], nonce()
+        layout = uplink.joined.layout if uplink else self._layout
+        guests = [there.guests[rank] for rank in range(there.num_workers)]
+        members: list[Member] = []
+        try:
+            for rank, guest in enumerate(guests):
+                assert guest.ticket is not None
+                local = guest.lines.sock.getsockname()[0]
+                wire = open_wire((local, self.port), (guest.host, guest.port), layout, shared=True)
+                members.append(Member(rank, guest.ticket.weight, guest.lines, wire, tag_of(key, job_id, rank)))
+            num_slots = uplink.joined.num_slots if uplink else self._num_slots(members, layout)
+        except (OSError, ConfigError) as error:
+            for member in members:
+                member.wire.close()
+            if uplink:
+                uplink.close()
+            self._end(place, f"the job can't begin: {error}", what="stopped")
+            return
+        total = uplink.joined.total if uplink else sum(member.weight for member in members)
+        job = SlotJob(place[1], members, layout, num_slots, total, tag_of(key, job_id, "all"))
+        self._jobs[place] = Running(there.session, job, there.guests, uplink)
+        if uplink is not None:
+            job.root, uplink.job = uplink, job
+            self._watch(uplink.joined.wire.fileno(), partial(self._uplink_ready, place, uplink))
+            self._watch(uplink.joined.control.fileno(), partial(self._uplink_said, place, uplink))
+        for member, guest in zip(members, guests, strict=True):
+            self._watch(member.wire.fileno(), partial(self._ready, place, job, member.rank))
+            facts = (num_slots, layout.piece_bytes, total)
+            guest.lines.say(start=job_id, slots=num_slots, piece_bytes=layout.piece_bytes, total=total,
+                            proof=proof(key, "start", guest.their_nonce, job_id, *facts))  # fmt: skip
+        log.info("job %s begins", place[1], extra={"fields": {
+            "workers": len(members), "slots": num_slots,
+            "memory_mb": round(memory_bytes(len(members), num_slots) / 1e6, 1)}})  # fmt: skip
+
+    def _num_slots(self, members: list[Member], layout: Layout) -> int:
+        """As many as the window asks for, the kernel's buffers hold, and memory allows."""
+        wanted = max(2, self._window_bytes // layout.block_bytes)
+        block_bytes = layout.pieces * layout.packet_bytes
+        held = int(min(member.wire.receive_bytes for member in members) * _KERNEL_SHARE / block_bytes)
+        if held < wanted:
+            log.warning("the kernel gives a socket %d bytes, which hold %d blocks where %d are wanted; set the sysctl "
+                        "net.core.rmem_max to 4194304", members[0].wire.receive_bytes, held, wanted)  # fmt: skip
+        used = sum(memory_bytes(len(each.guests), each.job.slots) for each in self._running)
+        a_slot = memory_bytes(len(members), 1) - memory_bytes(len(members), 0)
+        room = (self._max_memory_bytes - used - 4 * BUFFER_BYTES) // a_slot
+        if room < 1:
+            raise ConfigError(f"a job of {len(members)} workers takes {a_slot:,} bytes a slot, of "
+                              f"{self._max_memory_bytes:,} (--memory) {used:,} are taken; allow more")  # fmt: skip
+        return max(1, min(wanted, held, room))
+
+    # Packets
+
+    def _ready(self, place: tuple[int, str], job: SlotJob, rank: int, event: int) -> None:
+        try:
+            if event & select.EPOLLOUT:
+                job.writable(rank)
+            if event & ~select.EPOLLOUT:
+                job.readable(rank)
+        except MisfitError as error:
+            self._end(place, str(error), what="fault")
+            return
+        except Exception:  # a fault of ours must not take other jobs along
+            log.exception("job %s failed", job.name)
+            self._end(place, "the aggregator failed at this job; its log has the reason", what="stopped")
+            return
+        self._look_for_room(job)
+
+    def _look_for_room(self, job: SlotJob) -> None:
+        if isinstance(job.root, Uplink):
+            job.root.stream.writable()
+        for member in job.members:
+            if bool(member.backlog) != member.waits_for_room:
+                member.waits_for_room = not member.waits_for_room
+                events = select.EPOLLIN | (select.EPOLLOUT if member.waits_for_room else 0)
+                self._epoll.modify(member.wire.fileno(), events)
+
+    def _uplink_ready(self, place: tuple[int, str], uplink: Uplink, event: int) -> None:
+        assert uplink.job is not None
+        try:
+            uplink.stream.readable()
+        except Exception:
+            log.exception("job %s failed", uplink.job.name)
+            self._end(place, "the leaf failed at this job; its log has the reason", what="stopped")
+            return
+        self._look_for_room(uplink.job)
+
+    def _uplink_said(self, place: tuple[int, str], uplink: Uplink, event: int) -> None:
+        try:
+            uplink.hear()
+        except HeadwaterError as error:
+            self._end(place, str(error), what="stopped")
+
+    def _tick_uplinks(self) -> None:
+        for place, there in list(self._jobs.items()):
+            if isinstance(there, Running) and there.uplink is not None:
+                try:
+                    there.uplink.stream.writable()
+                    there.uplink.tick()
+                except HeadwaterError as error:
+                    self._end(place, str(error), what="stopped")
+
+    # Leaving
+
+    def _left(self, guest: Guest) -> None:
+        """A worker is done. Others may still want sums that it took part in."""
+        guest.has_left = True
+        there = self._jobs.get(guest.place) if guest.place else None
+        if there is None or guest not in there.guests.values():
+            self._dismiss(guest)
+            return
+        assert guest.ticket is not None
+        if isinstance(there, Gathering):
+            self._gone(guest)
+        elif all(each.has_left for each in there.guests.values()):
+            self._end(guest.place, "all workers have left")  # type: ignore[arg-type]
+        else:
+            for each in there.guests.values():
+                each.lines.say(left=guest.ticket.rank)
+            self._forget(guest.lines.fileno())
+            self._guests.pop(guest.lines.fileno(), None)
+
+    def _gone(self, guest: Guest) -> None:
+        """A connection is closed, and nothing was said."""
+        place = guest.place
+        there = self._jobs.get(place) if place else None
+        self._dismiss(guest)
+        if place is None or there is None or guest.ticket is None or there.guests.get(guest.ticket.rank) is not guest:
+            return
+        if isinstance(there, Gathering) and not there.is_joining_root:
+            del there.guests[guest.ticket.rank]  # it may come again
+            if not there.guests:
+                del self._jobs[place]
+            return
+        self._end(place, f"worker {guest.ticket.rank} of job {guest.ticket.job!r} (at {guest.host}) is gone: its "
+                  "connection to the aggregator was closed")  # fmt: skip
+
+    def _end(self, place: tuple[int, str], reason: str, what: str = "gone") -> None:
+        there = self._jobs.pop(place, None)
+        if there is None:
+            return
+        log.info("job %s ends: %s", place[1], reason)
+        if isinstance(there, Running):
+            self.counts.update(there.job.counts)
+            self._num_bytes += there.job.num_bytes
+            for member in there.job.members:
+                self._forget(member.wire.fileno())
+            if there.uplink is not None:
+                for each in (there.uplink.joined.wire, there.uplink.joined.control):
+                    self._forget(each.fileno())
+                there.uplink.close()
+        for guest in there.guests.values():
+            if not guest.has_left:
+                guest.lines.say(**{what: reason})
+            self._dismiss(guest)
+        if isinstance(there, Running):
+            there.job.close()
+
+    def _dismiss(self, guest: Guest) -> None:
+        fd = guest.lines.fileno()
+        if fd >= 0:
+            self._forget(fd)
+            self._guests.pop(fd, None)
+            guest.lines.close()
+
+    # Telling
+
+    @property
+    def _running(self) -> list[Running]:
+        return [there for there in self._jobs.values() if isinstance(there, Running)]
+
+    @property
+    def num_bytes(self) -> int:
+        """Added up so far, counted once for all workers."""
+        return self._num_bytes + sum(there.job.num_bytes for there in self._running)
+
+    def all_counts(self) -> Counter[str]:
+        return sum((there.job.counts for there in self._running), Counter(self.counts))
+
+    def _say_status(self) -> None:
+        now, num_bytes = time.monotonic(), self.num_bytes
+        if num_bytes != self._status_bytes:
+            rate = (num_bytes - self._status_bytes) / (now - self._status_at)
+            log.info("%d jobs, %.0f MB added up so far, %.1f MB/s", len(self._running), num_bytes / 1e6, rate / 1e6,
+                     extra={"fields": {f"dropped_{name.replace(' ', '_')}": count
+                                       for name, count in self.all_counts().items()}})  # fmt: skip
+        self._status_at, self._status_bytes = now, num_bytes
+
+
+def _open_door(listen: tuple[str, int]) -> tuple[socket.socket, socket.socket]:
+    """TCP for joining; and a UDP socket that holds the same port, and gets what comes from strangers."""
+    family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        try:
+            door = stack.enter_context(socket.create_server(listen, family=family, backlog=256))
+            strangers = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
+            strangers.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            strangers.bind((listen[0], door.getsockname()[1]))
+        except OSError as error:
+            raise ConfigError(f"can't listen on {listen[0]}:{listen[1]}: {error}; choose another --listen, or end what "
+                              "listens there") from None  # fmt: skip
+        stack.pop_all()
+    door.setblocking(False)
+    strangers.setblocking(False)
+    return door, strangers

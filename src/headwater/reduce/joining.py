@@ -1,0 +1,122 @@
+"""How a worker, or a leaf, joins a job on an aggregator. Owns `Ticket`, `Joined` and `join`, which waits for all."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headwater.errors import AggregatorGoneError, JoinRefusedError
+from headwater.reduce.control import PROTOCOL, Lines, is_proof, nonce, proof, tag_of
+from headwater.reduce.packets import Layout
+from headwater.reduce.wire import Wire
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Who joins what. All workers of one start of a job say the same `session`."""
+
+    job: str
+    session: str
+    rank: int
+    num_workers: int
+    weight: int = 1  # workers behind it: more than one for a leaf
+    key: bytes = b""
+
+
+@dataclass
+class Joined:
+    """A job that has begun."""
+
+    control: Lines
+    wire: Wire
+    layout: Layout
+    num_slots: int
+    total: int  # workers, those behind leaves counted
+    up_tag: int
+    down_tag: int
+    heard: list[dict[str, Any]]  # said right behind the start
+
+    def close(self, reason: str = "") -> None:
+        if reason:
+            self.control.say(leave=reason)
+        self.control.close()
+        self.wire.close()
+
+
+def join(
+    where: tuple[str, int], ticket: Ticket, within_s: float, make_wire: Callable[[socket.socket, Layout], Wire] = Wire
+) -> Joined:
+    """Join, and wait until all workers have. AggregatorGoneError if nobody answers or not all come in time."""
+    name = f"{where[0]}:{where[1]}"
+    deadline = time.monotonic() + within_s
+    try:
+        sock = socket.create_connection(where, timeout=max(within_s, 0.1))
+    except OSError as error:
+        raise AggregatorGoneError(f"no aggregator answers at {name}: {error}; start one there (headwater reduce "
+                                  f"--listen {name}), or correct switch=") from None  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        control = Lines(sock)
+        stack.callback(control.close)
+        heard: list[dict[str, Any]] = []
+        hello = _next(control, heard, deadline, name, ticket)
+        if hello.get("headwater-reduce") != PROTOCOL:
+            raise JoinRefusedError(f"{name} is no aggregator that speaks version {PROTOCOL} of the protocol; it said "
+                                   f"{str(hello)[:100]}. Use the same version of headwater on both sides")  # fmt: skip
+        ours = nonce()
+        udp = socket.socket(sock.family, socket.SOCK_DGRAM)
+        stack.callback(udp.close)
+        udp.bind((sock.getsockname()[0], 0))
+        udp.connect((sock.getpeername()[0], where[1]))
+        port = udp.getsockname()[1]
+        said = (
+            hello.get("nonce"),
+            ours,
+            ticket.job,
+            ticket.session,
+            ticket.rank,
+            ticket.num_workers,
+            ticket.weight,
+            port,
+        )
+        control.say(join=ticket.job, session=ticket.session, rank=ticket.rank, workers=ticket.num_workers,
+                    weight=ticket.weight, port=port, nonce=ours, proof=proof(ticket.key, "join", *said))  # fmt: skip
+        start = _next(control, heard, deadline, name, ticket)
+        if "refused" in start:
+            raise JoinRefusedError(f"{name} refused worker {ticket.rank} of job {ticket.job!r}: {start['refused']}")
+        if why := start.get("gone") or start.get("stopped"):
+            raise AggregatorGoneError(f"the job {ticket.job!r} did not begin on {name}: {why}")
+        job_id = start.get("start")
+        facts = tuple(start.get(each) for each in ("slots", "piece_bytes", "total"))
+        if not all(isinstance(each, int) and each >= 1 for each in facts) or not is_proof(
+            start.get("proof"), ticket.key, "start", ours, job_id, *facts
+        ):
+            raise JoinRefusedError(
+                f"what answers at {name} does not know the job's key; it is not the aggregator meant"
+            )
+        num_slots, piece_bytes, total = (int(each or 0) for each in facts)
+        layout = Layout(piece_bytes)
+        wire = make_wire(udp, layout)
+        stack.pop_all()
+    return Joined(control, wire, layout, num_slots, total, tag_of(ticket.key, job_id, ticket.rank),
+                  tag_of(ticket.key, job_id, "all"), heard)  # fmt: skip
+
+
+def _next(control: Lines, heard: list[dict[str, Any]], deadline: float, name: str, ticket: Ticket) -> dict[str, Any]:
+    """The next line; those behind it stay in `heard`."""
+    while not heard:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not select.select([control], [], [], left_s)[0]:
+            raise AggregatorGoneError(f"the job {ticket.job!r} did not begin on {name} in time: not all of its "
+                                      f"{ticket.num_workers} workers have joined; are they all started, with the same "
+                                      "job, session and aggregator?")  # fmt: skip
+        said = control.hear()
+        if said is None:
+            raise AggregatorGoneError(f"the aggregator at {name} closed the connection before the job began; its log "
+                                      "says why")  # fmt: skip
+        heard += said
+    return heard.pop(0)

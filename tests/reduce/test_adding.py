@@ -1,0 +1,212 @@
+"""Sums by real processes over real UDP: right, the same bits on all, the same bits in two runs, whatever is lost."""
+
+import socket
+import threading
+import zlib
+
+import numpy as np
+import pytest
+from tests.reduce.processes import KEY, results
+
+from headwater.errors import AggregatorGoneError, ConfigError, JoinRefusedError, ReduceError, WorkerGoneError
+from headwater.reduce import Reducer
+
+ARRAYS = [[1, "float32"], [300_000, "float32"], [70_001, "float64"], [25_000, "float16"], [0, "float32"],
+          [11_200, "float32"], [11_201, "float32"], [5_000, "int64"]]  # fmt: skip
+BOUNDS = {"float32": 1e-6, "float64": 1e-15, "float16": 1e-3, "int64": 0.0}
+
+
+def run(workers, switch, num_workers, arrays=ARRAYS, **options):
+    return results(workers("adding.py", [
+        {"switch": switch, "rank": rank, "num_workers": num_workers, "arrays": arrays, **options}
+        for rank in range(num_workers)]))  # fmt: skip
+
+
+def check(found, arrays=ARRAYS):
+    assert all(each["digests"] == found[0]["digests"] for each in found), "all have the same bits"
+    for error, (_, dtype) in zip(found[0]["errors"], arrays, strict=True):
+        assert error <= BOUNDS[dtype]
+
+
+def test_sums_are_right_and_the_same_bits_on_all_workers_and_in_two_runs(start, workers):
+    aggregator = start("--workers", "3")
+    first, second = (run(workers, aggregator.address, 3) for _ in range(2))
+    check(first)
+    assert first[0]["digests"] == second[0]["digests"]
+    assert aggregator.stop()[-1]["event"] == "stopped"
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05])
+def test_lost_doubled_and_reordered_packets_change_no_bit(shared, workers, share):
+    arrays = [[1, "float32"], [200_000, "float32"], [20_000, "float64"]]
+    plain = run(workers, shared, 2, arrays, job="plain")
+    faulty = run(workers, shared, 2, arrays, job="faulty",
+                 fault={"loss": share, "double": share, "reorder": share})  # fmt: skip
+    check(faulty, arrays)
+    assert faulty[0]["digests"] == plain[0]["digests"]
+    assert min(each["lost"] for each in faulty) > 5
+    assert max(each["doubled"] for each in faulty) > 0
+    assert min(each["counts"]["asked"] for each in faulty) > 0
+
+
+def test_two_jobs_at_once_with_other_sizes_and_numbers_of_workers(shared, workers):
+    jobs = [workers("adding.py", [
+        {"switch": shared, "rank": rank, "num_workers": num_workers, "arrays": arrays, "job": job,
+         "seed": seed}
+        for rank in range(num_workers)]) for job, num_workers, arrays, seed in
+        (("small", 2, [[50_000, "float32"]] * 4, 1), ("large", 3, [[400_000, "float32"]], 2))]  # fmt: skip
+    for found, arrays in zip(map(results, jobs), ([[50_000, "float32"]] * 4, [[400_000, "float32"]]), strict=True):
+        check(found, arrays)
+
+
+def test_integers_with_block_exponents_are_as_good_as_floats(shared, workers):
+    arrays = [[120_000, "float32"], [10, "float32"]]
+    found = run(workers, shared, 3, arrays, integers=True, fault={"loss": 0.02, "double": 0, "reorder": 0})
+    check(found, arrays)
+
+
+def test_two_racks_behind_a_root_add_up_to_one_job(start, workers):
+    root = start("--workers", "2")
+    leaves = [start("--workers", "2", "--root", root.address, "--place", f"{place}/2") for place in range(2)]
+    arrays = [[100_000, "float64"], [3, "float64"]]
+    found = results(workers("adding.py", [
+        {"switch": leaf.address, "rank": rank, "num_workers": 2, "arrays": arrays, "seed": 5,
+         "times": 2, "fault": {"loss": 0.02, "double": 0.01, "reorder": 0.01}}
+        for leaf in leaves for rank in range(2)]))  # fmt: skip
+    check(found, arrays)  # both racks have the same ranks, so the whole is twice the sum of one
+
+
+class Pair:
+    """Two workers in threads of this process, on a real aggregator."""
+
+    def __init__(self, address, **options):
+        self.made = [None, None]
+        threads = [threading.Thread(target=self._join, args=(rank, address, options)) for rank in range(2)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+
+    def _join(self, rank, address, options):
+        self.made[rank] = Reducer(address, rank=rank, num_workers=2, key=KEY, **options)
+
+    def both(self, call):
+        """What each thread's call gave or raised."""
+        found = [None, None]
+
+        def one(rank):
+            try:
+                found[rank] = call(rank, self.made[rank])
+            except Exception as error:
+                found[rank] = error
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(60)
+        return found
+
+
+@pytest.fixture
+def pair(shared, request):
+    made = []
+
+    def begin(address=shared, **options):
+        made.append(Pair(address, **{"job": f"pair-{zlib.crc32(request.node.name.encode())}", **options}))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        for reducer in each.made:
+            reducer.close()
+
+
+def test_an_aggregator_that_is_killed_is_an_error_on_all(start, pair):
+    aggregator = start()
+    two = pair(aggregator.address)
+    aggregator.kill()
+    found = two.both(lambda rank, reducer: reducer.all_reduce(np.ones(10, np.float32)))
+    assert all(isinstance(each, AggregatorGoneError) for each in found), found
+
+
+def test_a_worker_that_goes_without_a_word_is_an_error_on_the_others(pair):
+    two = pair()
+    two.made[1]._joined.close()  # as the kernel does when its process is killed
+    with pytest.raises(WorkerGoneError, match="worker 1 of job 'pair-"):
+        two.made[0].all_reduce(np.ones(10, np.float32))
+
+
+def test_a_worker_that_leaves_is_an_error_only_for_what_it_takes_no_part_in(pair):
+    two = pair()
+    found = two.both(lambda rank, reducer: (reducer.all_reduce(np.ones(10, np.float32)), rank and reducer.close()))
+    assert all(each[0].tolist() == [2.0] * 10 for each in found)
+    with pytest.raises(WorkerGoneError, match="worker 1 has left"):
+        two.made[0].all_reduce(np.ones(10, np.float32))
+
+
+def test_a_worker_that_does_not_come_is_named_after_the_time_out(pair):
+    two = pair(timeout_s=1.0)
+    with pytest.raises(WorkerGoneError, match="worker 1 has not sent"):
+        two.made[0].all_reduce(np.ones(10, np.float32))
+
+
+def test_workers_that_add_up_different_things_are_told_what(pair):
+    found = pair().both(lambda rank, reducer: reducer.all_reduce(np.ones(10 + rank, np.float32)))
+    assert all(type(each) is ReduceError and "40 bytes of fp32 of worker 0 and 44 bytes" in str(each) for each in found)
+
+
+def test_workers_that_add_up_other_numbers_of_pieces_are_told_as_well(pair):
+    found = pair().both(lambda rank, reducer: reducer.all_reduce(np.ones(10 + 5000 * rank, np.float32)))
+    assert all(type(each) is ReduceError and "pieces of worker" in str(each) for each in found), found
+
+
+def test_strangers_and_packets_of_an_earlier_start_are_dropped_and_counted(start, pair):
+    aggregator = start()
+    old, new = pair(aggregator.address, session="1"), pair(aggregator.address, session="2")
+    host, port = aggregator.address.split(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for _ in range(5):
+            stranger.sendto(bytes(1416), (host, int(port)))
+    for reducer in old.made:  # whose wires are nobody's any more
+        reducer.stream.wire.send(bytes(24))
+    found = new.both(lambda rank, reducer: reducer.all_reduce(np.full(1000, rank + 1.0, np.float32)))
+    assert all((each == 3).all() for each in found)
+    for reducer in new.made:
+        reducer.close()
+    assert aggregator.stop()[-1]["dropped_foreign"] >= 5
+
+
+def test_another_key_is_refused_with_the_way_out(shared):
+    with pytest.raises(JoinRefusedError, match="--key-file"):
+        Reducer(shared, rank=0, num_workers=1, key="another-key-altogether")
+
+
+def test_a_job_of_another_size_than_the_aggregator_is_for_is_refused(start):
+    with pytest.raises(JoinRefusedError, match="jobs of 4"):
+        Reducer(start("--workers", "4").address, rank=0, num_workers=2, key=KEY)
+
+
+def test_a_rank_that_is_there_already_is_refused(shared, pair):
+    pair(job="taken")
+    with pytest.raises(JoinRefusedError, match="has a worker 0 already"):
+        Reducer(shared, rank=0, num_workers=2, key=KEY, job="taken")
+
+
+def test_nobody_there_is_said_with_a_command():
+    with pytest.raises(AggregatorGoneError, match="headwater reduce --listen"):
+        Reducer("127.0.0.1:9", rank=0, num_workers=2, key=KEY)
+
+
+@pytest.mark.parametrize(("array", "options", "says"), [
+    (np.ones(3, np.uint8), {}, "float32, float64"),
+    (np.ones(3, np.int32), {"mean": True}, "divide"),
+    (np.ones((4, 4), np.float32)[:, 1:], {}, "contiguous"),
+    (np.ones(3, np.float64), {"integers": True}, "float32"),
+])  # fmt: skip
+def test_what_can_not_be_added_up_is_said_before_anything_is_sent(shared, array, options, says):
+    with (
+        Reducer(shared, rank=0, num_workers=1, key=KEY) as alone,
+        pytest.raises(ConfigError, match=says),
+    ):
+        alone.all_reduce(array, **options)
