@@ -31,6 +31,8 @@ class BadStore:
         self._random = random.Random(seed)
         self._mode = GOOD
         self._num_spoiled = 0
+        self._writers: set[asyncio.StreamWriter] = set()  # of connections that are open
+        self._tasks: set[asyncio.Task[None]] = set()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(*listen)), daemon=True)
         self._thread.start()
@@ -50,16 +52,26 @@ class BadStore:
 
     async def _run(self, host: str, port: int) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._serve, host, port, limit=_MOST_HEAD)
+        server = await asyncio.start_server(self._connected, host, port, limit=_MOST_HEAD)
         self._ready.set()
         await self._over.wait()
         server.close()
+        for writer in self._writers:  # also those that nobody serves yet, or that have something left to send
+            writer.transport.abort()
+        await asyncio.sleep(0)  # they are closed when the loop comes round
+
+    def _connected(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        self._writers.add(to_client)
+        task = asyncio.get_running_loop().create_task(self._serve(client, to_client))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """One connection, and one of its own to the store."""
         to_store = None
         try:
             store, to_store = await asyncio.open_connection(self._store[0], self._store[1], limit=_MOST_HEAD)
+            self._writers.add(to_store)
             while await self._pass_on(client, to_client, store, to_store):
                 pass
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -68,6 +80,7 @@ class BadStore:
             for writer in (to_client, to_store):
                 if writer is not None:
                     writer.close()
+                    self._writers.discard(writer)
 
     async def _pass_on(
         self,

@@ -40,7 +40,8 @@ class Trainer:
         self.close()
         self._job = hw.near(self._learner.model, self._folder, transforms=self._learner.transforms, nodes=addresses,
                             batch_size=BATCH, plan=None, codec="fp16")  # fmt: skip
-        self._job.adopt(replace(self._job.plan, engine="onnxruntime"))  # the bare loop's, and the same on every device
+        # The bare loop's engine, and the same on every device; chunks that a fifth of a core makes in a second or two.
+        self._job.adopt(replace(self._job.plan, engine="onnxruntime", chunk_rows=BATCH, node_batch=BATCH))
         return {"cut": self._job.plan.cut_name, "chunk_rows": self._job.plan.chunk_rows}
 
     def near(self, seconds: float) -> dict[str, float]:

@@ -62,6 +62,13 @@ class Trainer:
             "estimates": [each.to_json() for each in ranking.plans],
         }
 
+    def warm(self, plan: dict[str, Any]) -> None:
+        """Until both sides have loaded what they run under this plan."""
+        assert self._job is not None
+        if self._job._watch is not None:
+            self._job._watch.close()  # the plan is pinned
+        self._job._source.adopt(hw.Plan.from_json(plan), warm_s=WARM_S)
+
     def rate(self, plan: dict[str, Any], at_least_s: float, at_most_s: float, num_chunks: int) -> dict[str, float]:
         """Rows a second under this plan once it flows: the slope of rows over time.
 
@@ -74,10 +81,7 @@ class Trainer:
         """
         job = self._job
         assert job is not None
-        # Until both sides have loaded what they run: trials of engines, once for each cut, are no part of a rate.
-        if job._watch is not None:
-            job._watch.close()  # the plan is pinned
-        job._source.adopt(hw.Plan.from_json(plan), warm_s=WARM_S)
+        self.warm(plan)
         counts = job.counts
         begin, cpu = time.perf_counter(), time.process_time()
         taken: list[tuple[float, float, int, int]] = []  # when, CPU-seconds, rows the loop has taken, rows that came

@@ -194,15 +194,14 @@ class Trainer:
 
     def epoch(self, side: str, number: int) -> dict[str, float]:
         """A whole one."""
+        share = self._jobs[side].plan.host_share if side in self._jobs else None  # under mte, of this epoch
         batches = self._batches(side, number)
         begin, images = time.perf_counter(), 0
         for x, y in batches:
             self._step(x, y)
             images += len(y)
         found = {"images": images, "seconds": time.perf_counter() - begin}
-        if side in self._jobs:
-            found["share"] = self._jobs[side].plan.host_share
-        return found
+        return found if share is None else {**found, "share": share}
 
     def _batches(self, side: str, number: int) -> Iterable[tuple[Tensor, Tensor]]:
         if side in self._jobs:

@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "model": {"core"},
     "node": {"core", "data", "version"},
     "train": {"core", "data", "model", "progress", "version"},
+    "reduce": {"core", "version"},
 }
 NEVER = {"data": {"torch"}, "node": {"torch"}}
 CORE_OTHERS = {"numpy"}
@@ -87,7 +88,17 @@ def python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["headwater", "headwater.node.service", "headwater.node.serve", "headwater.cli"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "headwater",
+        "headwater.node.service",
+        "headwater.node.serve",
+        "headwater.cli",
+        "headwater.reduce.aggregator",
+        "headwater.reduce.reducer",
+    ],
+)
 def test_it_imports_where_torch_and_onnx_are_missing(name):
     hide = "import sys; sys.modules.update(dict.fromkeys(['torch', 'onnx', 'onnxscript', 'torchvision', 'timm']))"
     done = python(f"{hide}; import {name}")
@@ -105,3 +116,15 @@ print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "torchv
 """
     done = python(code)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+# The parts of `reduce` that need torch; an aggregator, and sums of plain arrays, do without.
+WITH_TORCH = {"carrier.py", "compression.py", "fallback.py", "hook.py"}
+
+
+def test_of_the_reduction_only_the_hook_needs_torch():
+    for path in files("reduce"):
+        found = {module.split(".")[0] for module, _ in imports(path)}
+        assert "torch" not in found or path.name in WITH_TORCH, path
+        named = {module.rpartition(".")[2] + ".py" for module, at_import in imports(path) if at_import}
+        assert path.name in WITH_TORCH or not named & WITH_TORCH or path.name == "__init__.py", path

@@ -10,7 +10,7 @@ from headwater.core.plan import Plan
 
 def test_the_public_names():
     expected = ["HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision", "near",
-                "transforms"]  # fmt: skip
+                "reduce", "transforms"]  # fmt: skip
     assert sorted(hw.__all__) == expected
     assert all(getattr(hw, name) is not None for name in expected)
     assert dir(hw) == sorted(hw.__all__)
@@ -22,7 +22,7 @@ def test_the_verbs_of_the_command_line():
     from headwater.cli import typer_app
 
     command = typer.main.get_command(typer_app)
-    assert sorted(command.commands) == ["cuts", "nodes", "pack", "plan", "profile", "serve", "token", "train"]
+    assert sorted(command.commands) == ["cuts", "nodes", "pack", "plan", "profile", "reduce", "serve", "token", "train"]
     options = {name: sorted(option for each in verb.params for option in each.opts if option.startswith("--"))
                for name, verb in command.commands.items()}  # fmt: skip
     assert options == {
@@ -31,6 +31,19 @@ def test_the_verbs_of_the_command_line():
         "pack": ["--crop", "--job", "--layout", "--on-bad-sample", "--resize", "--shard-size", "--threads", "--verify"],
         "plan": ["--json", "--output", "--picture"],
         "profile": ["--again", "--json", "--output"],
+        "reduce": [
+            "--insecure",
+            "--key-file",
+            "--listen",
+            "--log-format",
+            "--log-level",
+            "--memory",
+            "--mtu",
+            "--place",
+            "--root",
+            "--window",
+            "--workers",
+        ],
         "serve": [
             "--cache-dir",
             "--cache-size",
@@ -98,6 +111,8 @@ def test_the_tree_of_errors():
         "BadSampleError": "DataError", "ChangedError": "DataError", "StoreError": "DataError",
         "TransformError": "DataError", "NodeError": "HeadwaterError", "UnreachableError": "NodeError",
         "VersionError": "NodeError", "RefusedError": "NodeError", "DamagedError": "NodeError",
+        "ReduceError": "HeadwaterError", "AggregatorGoneError": "ReduceError", "WorkerGoneError": "ReduceError",
+        "JoinRefusedError": "ReduceError",
     }  # fmt: skip
 
 

@@ -91,7 +91,8 @@ class Guard:
         finally:
             self._is_on = False
         taken_s = time.process_time() - begin
-        if self._escapes or (seen := self._watch.seen()):
+        seen = self._watch.seen()
+        if self._escapes or seen:
             return Fault("escape", (self._escapes or [f"opened {seen}"])[0], "; ".join(self._escapes[:5])), taken_s
         peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if fault is None and (peak_kb - self._base_kb) << 10 > LIMIT_BYTES:
@@ -113,17 +114,20 @@ class Guard:
             self._escapes.append(f"{event} {str(arguments)[:100]}")
 
     def _may_open(self, path: Any, flags: int) -> bool:
-        full = _full(path)
+        full = _full(path, follows=not flags & os.O_NOFOLLOW)
         if full.startswith(self._inside) and not full.startswith(str(self._room.outside)):
             return True
         reads_only = not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         return reads_only and full.startswith((*_OWN, *_OF_ALL))
 
 
-def _full(path: Any, folder: Any = None) -> str:
-    """`folder` is an open one that the path begins in, where it is a number above zero."""
+def _full(path: Any, folder: Any = None, follows: bool = True) -> str:
+    """`folder` is an open one that the path begins in, where it is a number above zero; `follows` a link at its end."""
     base = os.readlink(f"/proc/self/fd/{folder}") if isinstance(folder, int) and folder > 0 else ""
-    return os.path.realpath(os.path.join(base, os.fsdecode(path)))
+    whole = os.path.join(base, os.fsdecode(path))
+    if follows:
+        return os.path.realpath(whole)
+    return os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole)))
 
 
 def _place(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from headwater import version as _version
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
+    from headwater import reduce
     from headwater.core.plan import Plan
     from headwater.data import transforms
     from headwater.data.torchvision import from_torchvision
@@ -35,17 +36,19 @@ _HOMES = {
     "freeze": "headwater.model.freeze",
     "from_torchvision": "headwater.data.torchvision",
     "near": "headwater.train.job",
+    "reduce": "headwater.reduce",
     "transforms": "headwater.data.transforms",
 }
 
-__all__ = ["HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision", "near", "transforms"]
+__all__ = ["HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision", "near",
+           "reduce", "transforms"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"headwater has no {name!r}; its names are {', '.join(__all__)}")
-    if name == "transforms":
-        return import_module("headwater.data.transforms")
+    if name in ("reduce", "transforms"):  # modules
+        return import_module(_HOMES[name])
     return getattr(import_module(_HOMES[name]), name)
 
 

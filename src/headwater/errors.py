@@ -13,11 +13,15 @@ HeadwaterError
 │   ├── ChangedError     a sample is not the one that was listed
 │   ├── StoreError       the store said no, or did not answer
 │   └── TransformError   a transform that is unknown, misplaced or out of range
-└── NodeError            a storage node
-    ├── UnreachableError does not answer
-    ├── VersionError     speaks another version of the protocol
-    ├── RefusedError     answers, and says no
-    └── DamagedError     sent a reply that is not what was asked for
+├── NodeError            a storage node
+│   ├── UnreachableError does not answer
+│   ├── VersionError     speaks another version of the protocol
+│   ├── RefusedError     answers, and says no
+│   └── DamagedError     sent a reply that is not what was asked for
+└── ReduceError          sums in the network
+    ├── AggregatorGoneError  the aggregator does not answer, or no longer
+    ├── WorkerGoneError  another worker of the job is gone, or does not come
+    └── JoinRefusedError the aggregator answers, and says no
 
 A message says where, what was found, the limit, and the way out; it never has a secret in it. This module imports
 nothing of ours but `core.redact`.
@@ -113,3 +117,19 @@ class RefusedError(NodeError):
 
 class DamagedError(NodeError):
     """A reply that is not what was asked for."""
+
+
+class ReduceError(HeadwaterError):
+    """Numbers could not be added in the network."""
+
+
+class AggregatorGoneError(ReduceError):
+    """No answer from the aggregator, or no longer."""
+
+
+class WorkerGoneError(ReduceError):
+    """Another worker of the job is gone, or did not come."""
+
+
+class JoinRefusedError(ReduceError):
+    """The aggregator answered, and said no."""

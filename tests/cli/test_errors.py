@@ -15,7 +15,7 @@ def run(*args):
     return CliRunner().invoke(typer_app, [*map(str, args)], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 
 
-@pytest.mark.parametrize("verb", [(), ("serve",), ("token",), ("train",), ("cuts",), ("pack",)])
+@pytest.mark.parametrize("verb", [(), ("serve",), ("token",), ("train",), ("cuts",), ("pack",), ("reduce",)])
 def test_help_is_there_for_every_verb(verb):
     done = run(*verb, "--help")
     assert done.exit_code == 0

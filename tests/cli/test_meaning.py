@@ -32,7 +32,8 @@ def test_validation_has_transforms_of_its_own(tmp_path):
     assert transforms_of(file, file.data.validation_transforms) == [{"op": "ToFloat"}]
 
 
-@pytest.mark.parametrize("field", ['cut = "fc"', 'codec = "fp16"', 'precision = "int8"', 'profile = "p.json"'])
+@pytest.mark.parametrize("field", ['cut = "fc"', 'codec = "fp16"', 'precision = "int8"', 'profile = "p.json"',
+                                   'prongs = "mte"'])  # fmt: skip
 def test_a_plan_that_is_given_fixes_all_of_it(tmp_path, field):
     with pytest.raises(ConfigError, match="fixes all of the plan"):
         near_options(job(tmp_path, more=f'[plan]\nfile = "plan.json"\n{field}'))

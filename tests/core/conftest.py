@@ -13,7 +13,7 @@ from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts,
 from headwater.core.rig import Device, Link, Rig
 from headwater.core.spec import TensorSpec
 
-settings.register_profile("core", deadline=None)  # no test asserts a wall-clock time
+settings.register_profile("core", deadline=None, max_examples=40)  # no test asserts a wall-clock time
 settings.load_profile("core")
 
 MBIT = 1e6 / 8

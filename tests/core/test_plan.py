@@ -29,7 +29,12 @@ def faults_of(plan):
 
 plans = st.builds(
     lambda chosen, codec, compression, batch, more, prefetch: near_plan(
-        chosen, codec=codec, compression=compression, node_batch=batch, chunk_rows=batch + more, prefetch=prefetch
+        chosen,
+        codec=codec if chosen.index or codec != "int8" else "raw",
+        compression=compression,
+        node_batch=batch,
+        chunk_rows=batch + more,
+        prefetch=prefetch,
     ),
     st.sampled_from(CUTS[:4]),
     st.sampled_from(["raw", "fp16", "bf16", "int8"]),
@@ -133,5 +138,13 @@ def test_at_the_input_pixels_count_and_a_codec_counts_elsewhere():
     assert smallest_cut(cuts, "int8", pixel_bytes=100).name == "conv"  # 90 bytes and a scale of 4
 
 
+def test_in_front_of_the_model_a_codec_sends_its_input_but_not_in_8_bits():
+    assert near_plan(CUTS[0], codec="fp16").sends_input
+    assert not near_plan(CUTS[0]).sends_input
+    assert not near_plan(CUTS[1], codec="fp16").sends_input
+    assert "no row crosses a wire" in faults_of(Plan(codec="fp16"))[0]
+    assert "8 bits already" in faults_of(near_plan(CUTS[0], codec="int8"))[0]
+
+
 def test_a_tier_that_is_not_there_yet_is_a_fault():
-    assert "no reduction there yet" in faults_of(Plan(reduce="network"))[0]
+    assert "attach an aggregator" in faults_of(Plan(reduce="network"))[0]

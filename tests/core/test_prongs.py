@@ -1,6 +1,7 @@
 """Both ends work, every chunk comes once, and nothing is left in the middle."""
 
 from copy import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headwater.core.dispatch import Assign, Deliver, Keep, Stop
-from headwater.core.prongs import TwoEnded, meeting_point, visits
+from headwater.core.prongs import TwoEnded, meeting_point, next_share, visits
+from headwater.core.share import SHARES
 
 WORKERS = ("own", "node", "other")
 
@@ -254,3 +256,26 @@ def test_moving_towards_each_other_visits_every_entry_once(num_entries, share, g
     assert (found[:meeting] == ids[:meeting]).all()
     assert meeting == num_entries or found[meeting] == ids[-1]
     assert abs(meeting - share * num_entries) <= grain
+
+
+@given(st.floats(0, 1), st.floats(0.1, 4), st.floats(0, 0.9), st.floats(0.1, 8), st.sampled_from(SHARES))
+def test_meeting_points_come_nearer_to_the_shortest_epoch_and_stay_there(step_s, own_s, receive, node_s, share):
+    """The loop does every step, its own share of the rows, and takes the others from the wire, all on one core."""
+
+    def sides(share):
+        return step_s + share * own_s + (1 - share) * receive * own_s, (1 - share) * node_s
+
+    best = min(max(sides(step / 1000)) for step in range(1000) if SHARES[0] <= step / 1000 <= SHARES[-1])
+    taken = [max(sides(share))]
+    for _ in range(60):
+        share = next_share(share, *sides(share))
+        taken.append(max(sides(share)))
+    assert taken[-1] <= 1.03 * best
+    assert all(after <= before * (1 + 1e-9) for before, after in pairwise(taken))
+
+
+@given(st.integers(1, 3000), st.sampled_from(SHARES), st.integers(1, 400))
+def test_both_sides_have_something_to_do_where_there_are_two_steps(num_entries, share, grain):
+    meeting = meeting_point(num_entries, share, grain)
+    if num_entries >= 2 * grain:
+        assert 0 < meeting < num_entries

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.fuzz.guard import Guard
+from bench.fuzz.target import Room, Target
 
 ROOT = Path(__file__).parents[2]
 PLANTED = """
@@ -83,3 +85,12 @@ def test_a_run_without_faults_ends_well_and_what_a_child_contains_is_none(fuzz):
     done, found = fuzz("fine", "contained")
     assert done.returncode == 0, done.stdout + done.stderr
     assert kinds(found, "contained") == {"crash"}
+
+
+def test_a_file_that_one_input_opened_is_not_held_against_the_next(tmp_path):
+    def make(room):
+        return lambda data: data == b"bad" and (room.outside / "secret.jpg").read_bytes()
+
+    guard = Guard(Target("one", "", make, lambda: [b"good"], (), 1), Room.make(tmp_path / "room"))
+    assert guard.run(b"bad").kind == "escape"
+    assert guard.run(b"good") is None

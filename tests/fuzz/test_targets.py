@@ -11,6 +11,8 @@ from bench.fuzz.target import Room
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.errors import DamagedError
+
 CORPUS = Path(__file__).with_name("corpus")
 FOUND = sorted(path.relative_to(CORPUS) for path in CORPUS.rglob("*") if path.is_file())
 SLOW = {"onnxruntime": 50, "openvino": 5, "cache": 20, "request": 50, "manifest": 50, "index": 50}
@@ -56,3 +58,18 @@ def test_good_inputs_and_changed_ones_are_taken_plainly(name, guard):
 def test_each_target_has_a_line_in_the_docs():
     text = (Path(__file__).parents[2] / "docs" / "fuzzing.md").read_text()
     assert [name for name in TARGETS if f"| `{name}` |" not in text] == []
+
+
+def test_good_files_that_were_handed_over_are_taken_and_others_are_not(tmp_path):
+    target = TARGETS["handed"]
+    harness = target.make(Room.make(tmp_path / "room"))
+
+    def is_taken(data):
+        try:
+            harness(data)
+        except DamagedError:
+            return False
+        return True
+
+    taken = [is_taken(data) for data in target.seeds()]
+    assert taken == [True] * 3 + [False] * (len(taken) - 3)

@@ -1,6 +1,7 @@
 """Rows that are left in a folder which both sides see: the same batches, nothing over the wire, nothing left behind."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from tests.train.test_prongs import rows as rows_of
 
 from headwater.core.plan import FILE, near_plan
 from headwater.core.spec import TensorSpec
-from headwater.data import handover
+from headwater.data import handover, wire
 from headwater.data.handover import Handed, Inbox, Outbox
 from headwater.errors import ConfigError, DamagedError, PlanError
 
@@ -109,6 +110,31 @@ def test_rows_that_were_damaged_on_their_way_are_made_again(pictures, start_node
     assert spoiled
 
 
+def test_more_rows_than_were_asked_for_are_refused_before_they_are_read(
+    pictures, start_node, folder, expected, monkeypatch
+):
+    node = start_node(pictures, options=("--hand-over", str(folder), "--cache-size", "0"))
+    unpack, take, lied, read = wire.unpack_handed, Inbox.take, [], []
+
+    def more(said):
+        handed = unpack(said)
+        if handed is None or lied:
+            return handed
+        lied.append(replace(handed, ids=handed.ids * 1000))
+        return lied[0]
+
+    def noted(self, handed, boundary):
+        read.append(handed)
+        return take(self, handed, boundary)
+
+    monkeypatch.setattr(wire, "unpack_handed", more)
+    monkeypatch.setattr(Inbox, "take", noted)
+    with start(pictures, [node.address]) as job:
+        job.adopt(near_plan(job.cuts[0], chunk_rows=4, node_batch=4, hand_over=FILE))
+        assert_same(batches(job), expected)
+    assert lied[0] not in read
+
+
 SPECS = (TensorSpec("a", (5, 3), "float32"), TensorSpec("b", (), "uint8"))
 
 
@@ -159,14 +185,34 @@ def test_what_is_no_file_in_the_folder_is_not_read(folder, made):
         Inbox(folder).take(Handed("x.headwater-rows", (1,), 0), SPECS)
 
 
+def link(path):
+    path.with_name("other").write_text("y")
+    path.symlink_to("other")
+
+
+def without_end(path):
+    path.write_text("y")
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("made", [os.mkfifo, os.mkdir, link, without_end])
+def test_a_mark_that_no_node_left_is_not_believed(folder, made):
+    folder.mkdir()
+    made(folder / ".headwater-mark-x")
+    assert Inbox.found({"folder": str(folder), "mark": ".headwater-mark-x", "secret": "y"}) is None
+
+
 @pytest.mark.parametrize("told", [None, {}, {"folder": "/", "mark": "../x", "secret": "y"}, {"folder": 1}, "x"])
 def test_a_node_that_tells_of_no_folder_or_another_is_not_believed(told):
     assert Inbox.found(told) is None
 
 
 @pytest.mark.parametrize(
-    "said", [None, [], ["../a.headwater-rows", [1], 2], ["a", [1], 2], ["a.headwater-rows", "x", 2]]
-)
+    "said",
+    [None, [], ["../a.headwater-rows", [1], 2], ["a", [1], 2], ["\0.headwater-rows", [1], 2],
+     ["\ud800.headwater-rows", [1], 2], ["a.headwater-rows", "x", 2], ["a.headwater-rows", [2**63], 2],
+     ["a.headwater-rows", [-1], 2], ["a.headwater-rows", [1], 2.0]],
+)  # fmt: skip
 def test_a_file_that_no_node_names_so_is_refused(said):
     with pytest.raises(DamagedError, match="a file of rows"):
         Handed.from_json(said)

@@ -52,7 +52,7 @@ class Source:
             if version != self.version:
                 return
 
-    def open(self, epoch, ids, head=None):
+    def open(self, epoch, ids, head=None, is_whole=False):
         self.asked.append(ids.tolist())
         version = self.version
         finish = lambda tensors, ids: tensors[0].tolist()  # noqa: E731
@@ -341,6 +341,41 @@ def test_mte_resumes_in_the_order_of_the_run_that_was_saved_whatever_the_share_i
     other = loader(22, source=two_ended("mte", 0.9))
     other.load_state_dict(first.state_dict())
     assert begun + [batch for batch, _ in other] == whole
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_mte_meets_where_the_saved_run_would_have_met_in_the_epoch_after(epochs):
+    first = loader(22, source=two_ended("mte", 0.5))
+    for _ in range(epochs):
+        for _ in first:
+            pass
+    other = loader(22, source=two_ended("mte", 0.9))
+    other.load_state_dict(first.state_dict())
+    assert [batch for batch, _ in other] == [batch for batch, _ in first]
+
+
+def test_a_meeting_point_that_was_saved_is_for_one_epoch_and_for_mte_alone():
+    state = loader(22, source=two_ended("mte", 0.5)).state_dict()
+    assert state["meeting"] == 12
+    one = loader(22, source=two_ended("mte", 0.9))
+    one.load_state_dict(state)
+    for _ in one:
+        pass
+    assert one.state_dict()["meeting"] == 20
+    plain = loader(22)
+    plain.load_state_dict(state)
+    assert [batch for batch, _ in plain] == [batch for batch, _ in loader(22)]
+
+
+def test_what_is_left_of_an_epoch_before_says_nothing_of_the_next():
+    first = loader(20, source=two_ended("wrr"))
+    begun = iter(first)
+    for _ in range(3):
+        next(begun)
+    stale = {**first.state_dict(), "epoch": 1, "position": 0}
+    one = loader(20, source=two_ended("wrr"))
+    one.load_state_dict(stale)
+    assert sorted(sample for batch, _ in one for sample in batch) == list(range(20))
 
 
 def test_wrr_goes_on_with_what_is_left_when_another_plan_takes_over():

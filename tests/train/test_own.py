@@ -22,7 +22,7 @@ def cut_of(job, name):
 
 def own_of(job):
     """The process beside the trainer."""
-    return job._source._own._node._process
+    return job._source._carrier.own._node._process
 
 
 def assert_same(found, expected):
@@ -54,7 +54,7 @@ def test_batches_are_the_same_whatever_the_share(pictures, node, expected, share
         for thread in job._source._warm(job._source._carried):  # or the node would do all before it has begun
             thread.join()
         assert_same(outputs(job), expected)
-        assert job._source._own.read_bytes > 0 or share < 0.1, "the trainer's own node made nothing"
+        assert job._source._carrier.own.read_bytes > 0 or share < 0.1, "the trainer's own node made nothing"
         process = own_of(job)
     assert process.returncode is not None, "it outlives its job"
 
@@ -83,7 +83,7 @@ def test_whoever_is_killed_the_batches_are_the_same(pictures, start_node, expect
                     if (epoch, number) == (0, 1):
                         os.kill(first.pid if victim == "own" else node.process.pid, signal.SIGKILL)
         assert_same(found, expected)
-        job._source._own.prepare()  # as the feed does every second for those that are away
+        job._source._carrier.own.prepare()  # as the feed does every second for those that are away
         assert own_of(job).poll() is None
         assert (own_of(job) is not first) == (victim == "own"), "it is started anew, or never ended"
 
@@ -91,7 +91,7 @@ def test_whoever_is_killed_the_batches_are_the_same(pictures, start_node, expect
 def test_a_closed_one_does_not_come_back(pictures, node):
     with start(pictures, [node.address]) as job:
         job.adopt(near_plan(cut_of(job, "0.3"), host_share=0.5))
-        own, process = job._source._own, own_of(job)
+        own, process = job._source._carrier.own, own_of(job)
     with pytest.raises(UnreachableError, match="closed with its job"):
         own.prepare()
     assert own._node._process is process

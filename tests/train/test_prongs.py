@@ -10,7 +10,7 @@ from tests.train.test_switching import TRANSFORMS, network
 import headwater as hw
 from headwater.core.plan import PACE, near_plan
 from headwater.core.prongs import MTE, WRR, meeting_point, visits
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, PlanError
 from headwater.train import source
 
 BATCH = 4
@@ -61,19 +61,71 @@ def test_every_strategy_gives_the_same_pixels_once_each(pictures, node, expected
                 assert all(torch.equal(x, other) for (x, _), (other, _) in zip(found, wanted, strict=True))
 
 
+@pytest.mark.parametrize("codec", ["fp16", "bf16"])
+@pytest.mark.parametrize("options", [{"host_share": 0.0}, {}, {"prongs": MTE}, {"prongs": WRR}], ids=str)
+def test_floats_that_nodes_make_are_those_that_the_trainer_makes_rounded(pictures, node, expected, codec, options):
+    kind = {"fp16": torch.float16, "bf16": torch.bfloat16}[codec]
+    wanted = [(x.to(kind).float(), y) for x, y in expected[0]]
+    with start(pictures, [node.address]) as job:
+        job.adopt(two_ended(job, codec=codec, **options))
+        found = batches(job)
+        assert rows(found) == rows(wanted)
+        assert f"as the model's input in {codec}" in job.describe()
+
+
+def test_the_yardstick_makes_the_same_floats(pictures, expected):
+    with start(pictures, "inline") as job:
+        job.adopt(near_plan(job.cuts[0], codec="fp16"))
+        assert rows(batches(job)) == rows([(x.half().float(), y) for x, y in expected[0]])
+
+
+def test_transforms_that_stay_on_the_trainer_come_before_the_models_input(pictures):
+    from torchvision import transforms as theirs
+
+    steps = theirs.Compose([theirs.Resize((32, 32)), theirs.ToTensor(), theirs.RandomErasing()])
+    with pytest.warns(UserWarning, match="RandomErasing"):
+        job = hw.near(network(), pictures, transforms=steps, nodes="inline")
+    with pytest.raises(PlanError, match="set codec to raw"):
+        job.adopt(near_plan(job.cuts[0], codec="fp16"))
+
+
 def test_mte_has_the_order_that_its_plan_says_and_measures_the_next_meeting_point(pictures, node, expected):
     with start(pictures, [node.address]) as job:
-        job._source._setting.rebalances = True  # as for a job that was planned
         job.adopt(two_ended(job, prongs=MTE, host_share=0.5))
+        job._source.rebalances = True  # as for a job that was planned
         found = batches(job)
         samples = job.samples
         order = job.loader._order.epoch(0)
         meeting = meeting_point(len(samples), 0.5, BATCH)
         wanted = torch.from_numpy(samples.labels[visits(order, meeting)])
         assert torch.equal(torch.cat([y for _, y in found]), wanted)
-        assert job.plan.host_share != 0.5, "the rates of an epoch give the next one's meeting point"
-        assert 1 / 16 <= job.plan.host_share <= 15 / 16
+        share = job.plan.host_share
+        assert share != 0.5, "what an epoch took gives the next one's meeting point"
+        assert 1 / 16 <= share <= 15 / 16
         assert job.plan.prongs == MTE
+        begun = iter(job.loader)
+        for _ in range(len(job.loader) - 1):
+            next(begun)
+        begun.close()
+        assert job.plan.host_share == share, "an epoch that was broken off says nothing"
+
+
+def test_mte_with_a_plan_that_was_adopted_meets_where_it_says(pictures, node):
+    with start(pictures, [node.address]) as job:
+        job._source.rebalances = True
+        job.adopt(two_ended(job, prongs=MTE))
+        batches(job)
+        assert job.plan.host_share == 0.5
+
+
+def test_a_node_that_is_away_says_nothing_of_the_next_epoch(pictures, start_node, expected):
+    node = start_node(pictures)
+    with start(pictures, [node.address]) as job:
+        job.adopt(two_ended(job, prongs=MTE, prefetch=1, host_share=0.25))
+        job._source.rebalances = True
+        os.kill(node.process.pid, signal.SIGKILL)
+        assert rows(batches(job)) == rows(expected[0])
+        assert job.plan.host_share == 0.25
 
 
 def test_a_tail_that_does_not_fit_is_made_when_its_turn_comes(pictures, node, expected, monkeypatch, caplog):

@@ -17,7 +17,7 @@ from headwater.train import job as job_module
 from headwater.train import source, watch
 from headwater.train.measure import measure
 
-SLOW, FAST = Link(2e4, 2e4), Link(1e9, 1e9)
+SLOW, FAST = Link(2e3, 2e3), Link(1e9, 1e9)
 NOTHING = Plan(chunk_rows=8, node_batch=8)
 TRANSFORMS = Transforms([Resize((32, 32)), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
 

@@ -12,6 +12,7 @@ from headwater.cli.nodes import nodes
 from headwater.cli.pack import pack
 from headwater.cli.plan import plan
 from headwater.cli.profile import profile
+from headwater.cli.reduce import reduce
 from headwater.cli.serve import serve
 from headwater.cli.token import token
 from headwater.cli.train import train
@@ -49,6 +50,7 @@ typer_app.command()(profile)
 typer_app.command()(plan)
 typer_app.command()(nodes)
 typer_app.command()(pack)
+typer_app.command()(reduce)
 
 
 def app(*args: Any, **kwargs: Any) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from headwater.core.prongs import STRATEGIES
 from headwater.errors import ConfigError
 
 
@@ -80,6 +81,7 @@ class PlanPart:
     codec: str = "raw"
     precision: str = "fp32"
     tolerance: float = 0.99
+    prongs: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ _PARTS: Mapping[str, type] = {
     "power": PowerPart,
 }
 _EMPTY = {"arguments": dict, "addresses": list}  # mutable defaults
-_CHOICES = {"optimizer": ("adamw", "adam", "sgd"), "on_bad_sample": ("raise", "skip")}
+_CHOICES = {"optimizer": ("adamw", "adam", "sgd"), "on_bad_sample": ("raise", "skip"), "prongs": ("auto", *STRATEGIES)}
 _AT_LEAST = {"epochs": 1, "batch_size": 1, "seed": 0, "lr": 0, "weight_decay": 0, "momentum": 0, "checkpoint_every": 0,
              "patience_s": 0, "views": 0}  # fmt: skip
 

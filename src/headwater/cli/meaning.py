@@ -33,7 +33,7 @@ def near_options(file: JobFile) -> dict[str, Any]:
         },
     }
     if file.plan.file not in ("", "auto"):
-        given = [name for name in ("profile", "cut", "codec", "precision")
+        given = [name for name in ("profile", "cut", "codec", "precision", "prongs")
                  if getattr(file.plan, name) != getattr(PlanPart(), name)]  # fmt: skip
         if given:
             raise ConfigError(f"[plan] file fixes all of the plan, and {', '.join(given)} is given as well; leave out "
@@ -42,7 +42,7 @@ def near_options(file: JobFile) -> dict[str, Any]:
     if file.plan.profile:
         options["profile"] = file.path(file.plan.profile)
     return {**options, "cut": file.plan.cut, "codec": file.plan.codec, "precision": file.plan.precision,
-            "tolerance": file.plan.tolerance}  # fmt: skip
+            "tolerance": file.plan.tolerance, "prongs": file.plan.prongs}  # fmt: skip
 
 
 def model_of(file: JobFile) -> Any:

@@ -72,7 +72,7 @@ def run(file: JobFile, resume: bool, trace: Path | None = None) -> None:
             stack.callback(_write_trace, job, trace, console)
         check = None
         if file.data.validation:  # now, so that what is wrong with it is found before the first step
-            planned = ("cut", "codec", "plan", "profile", "precision", "tolerance")
+            planned = ("cut", "codec", "plan", "profile", "precision", "tolerance", "prongs")
             same = {name: value for name, value in common.items() if name not in planned}
             if file.data.validation_transforms is not None:
                 same |= {"transforms": transforms_of(file, file.data.validation_transforms), "views": 0}
@@ -139,13 +139,13 @@ def _epoch(
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                position.update(job.loader.state_dict())
+                _follow(position, job)
             steps, rows, total = steps + 1, rows + len(y), total + float(loss.detach())
             rate = rows / (time.perf_counter() - start)
             bar.update(task, advance=1, description=f"loss {total / steps:.4f}  {rate:,.0f} pictures/s")
             if file.train.checkpoint_every and steps % file.train.checkpoint_every == 0:
                 save()
-    position.update(job.loader.state_dict())
+    _follow(position, job)
     taken_s = time.perf_counter() - start
     return {
         "epoch": epoch,
@@ -154,6 +154,13 @@ def _epoch(
         "bytes_per_picture": (job.counts.num_bytes - num_bytes) / max(rows, 1),
         "skipped": len(job.loader.skipped),
     }
+
+
+def _follow(position: dict[str, Any], job: Job) -> None:
+    """The run stands where the loader stands. What a state had before and has no more is gone with it."""
+    state = job.loader.state_dict()
+    position.clear()
+    position.update(state)
 
 
 def _usage(each: Usage) -> str:

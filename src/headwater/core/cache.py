@@ -35,9 +35,9 @@ def draw_epoch(epoch: int, views: int) -> int:
 class Shelf:
     """Everything that a row depends on, but for its sample. Rows of a shelf are alike: same columns, same bytes.
 
-    `url`, `transforms` (a digest), `prefix` (a digest; None: rows are pixels) and `outputs`, `boundary`, `precision`
-    and `codec` are the request's. `maker` names whatever else has a say in the numbers: versions of decoder and engine.
-    `draw` is (seed, epoch) where the transforms draw at random, else None.
+    `url`, `transforms` (a digest), `prefix` (a digest; None: rows are pixels, or the floats that the model takes) and
+    `outputs`, `boundary`, `precision` and `codec` are the request's. `maker` names whatever else has a say in the
+    numbers: versions of decoder and engine. `draw` is (seed, epoch) where the transforms draw at random, else None.
     """
 
     url: str

@@ -282,6 +282,8 @@ class Dispatch:
         for chunk in list(self._waiting):
             if not any(self._has_room(node) for node in self._out):
                 break
+            if self._is_for_others(chunk):  # most of a long tail, while its nodes are busy
+                continue
             free = [node for node in self._nodes_meant_for(chunk) if self._has_room(node)]
             in_time = [node for node in free if self._in_time(node, chunk)]
             if not in_time and self.num_out == 0:
@@ -291,6 +293,13 @@ class Dispatch:
                 self._waiting.remove(chunk)
                 decisions.append(self._hand_out(node, chunk))
         return decisions or self._take_over() or self._hand_out_again()
+
+    def _is_for_others(self, chunk: int) -> bool:
+        """Surely not for the trainer's own node, and no other has room: told without looking at each of them."""
+        if self._is_own is None or self._able is not None or self._in_a_row or self._is_own(chunk):
+            return False
+        others = [node for node in self._out if node != self._own]
+        return bool(others) and chunk not in self._for_all and not any(self._has_room(node) for node in others)
 
     def _has_room(self, node: str) -> bool:
         most = min(self._per_node, self._own_out) if node == self._own else self._per_node

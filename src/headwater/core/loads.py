@@ -192,6 +192,9 @@ class Pricing:
             raise PlanError([f"cut {plan.cut} is not among the {len(self._cuts)} cuts to choose from"])
         if plan.uses_storage and not self._alike:
             raise PlanError(["the plan uses nodes, and the rig has none"])
+        if plan.sends_input:
+            raise PlanError([f"codec is {plan.codec} in front of the model: nodes that make the model's input are not "
+                             "measured, so such a plan has no price; set codec to raw to compare it"])  # fmt: skip
         suffix_s = _measured(trainer.suffix_s, cut, "the suffix")
         step_bytes = _at(trainer.suffix_row_bytes, cut, 0)
         if not plan.has_prefix:

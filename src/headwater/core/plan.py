@@ -91,6 +91,11 @@ class Plan:
         return self.cut > 0
 
     @property
+    def sends_input(self) -> bool:
+        """Do nodes make the model's input of the pixels, and send its floats as the codec has them?"""
+        return self.uses_storage and not self.has_prefix and self.codec != "raw"
+
+    @property
     def uses_own(self) -> bool:
         """Does a node beside the trainer do some or all of the work that others could do near the data?"""
         return self.host_share > 0 or (self.has_prefix and not self.uses_storage)
@@ -137,7 +142,10 @@ def check(plan: Plan, cuts: Sequence[Cut], *, node_memory_bytes: int | None = No
     """Raise one PlanError with everything that keeps this plan from being carried out on this model."""
     faults = _own_faults(asdict(plan))
     if plan.reduce == "network":
-        faults.append("reduce is on the network, and this version has no reduction there yet; place it on host")
+        faults.append(
+            "reduce is on the network, where a plan can't put it yet: place it on host, and attach an "
+            "aggregator to your DDP model (hw.reduce.attach)"
+        )
     cut = next((cut for cut in cuts if cut.index == plan.cut), None)
     if cut is None:
         faults.append(f"cut {plan.cut} is not a position of this model; it has 0 to {len(cuts) - 1}")
@@ -189,6 +197,10 @@ def _own_faults(values: Mapping[str, Any]) -> list[str]:
     if values.get("hand_over", WIRE) == FILE and (values.get("codec", "raw") != "raw"
                                                   or values.get("read", "storage") != "storage"):  # fmt: skip
         faults.append("hand_over is file; rows in files come from nodes (read on storage), and as they are (codec raw)")
+    if cut == 0 and values.get("codec") == "int8":
+        faults.append("codec is int8 in front of the model, where pixels have 8 bits already: set it to raw")
+    if cut == 0 and values.get("codec", "raw") != "raw" and values.get("read") == "host":
+        faults.append(f"codec is {values['codec']}, but no row crosses a wire: everything is on host; set it to raw")
     prongs = values.get("prongs", ORDERED)
     if prongs in STRATEGIES[1:] and not share:
         faults.append(f"prongs is {prongs}, but host_share is 0: there is only one side; give the trainer a share")

@@ -37,16 +37,29 @@ STRATEGIES = (ORDERED, MTE, WRR)
 
 
 def meeting_point(num_entries: int, share: float, grain: int) -> int:
-    """How many entries of an epoch's order are the trainer's under mte: its share, in whole steps of `grain`."""
+    """How many entries of an epoch's order are the trainer's under mte: its share, in whole steps of `grain`.
+
+    Both sides get something where there is more than one step: how fast one is that does nothing is not found out.
+    """
     assert 0 <= share <= 1
-    return min(num_entries, grain * round(share * num_entries / grain))
+    steps, most = round(share * num_entries / grain), -(-num_entries // grain)
+    if 0 < share < 1 and most >= 2:
+        steps = min(max(steps, 1), most - 1)
+    return min(num_entries, grain * steps)
 
 
-def balanced(here_per_s: float, there_per_s: float) -> float | None:
-    """The trainer's share at which both sides end together; None if one of them has done nothing."""
-    if here_per_s <= 0 or there_per_s <= 0:
-        return None
-    return min(max(here_per_s / (here_per_s + there_per_s), SHARES[0]), SHARES[-1])
+def next_share(share: float, trainer_s: float, storage_s: float) -> float:
+    """The trainer's share of the next epoch under mte, after one with this share.
+
+    `trainer_s` is when the loop was through with everything, less its waits for the tail; `storage_s` when the tail was
+    made. An epoch is shortest where the two are equal: the storage side goes on with the tail while its beginning is
+    used up. The rule takes the trainer's time for a multiple of its share, though steps take their time whoever made
+    their rows. So it comes nearer from epoch to epoch and does not overshoot: what one share less takes off is less
+    than that.
+    """
+    assert 0 < share < 1
+    here, there = share / max(trainer_s, 1e-9), (1 - share) / max(storage_s, 1e-9)
+    return min(max(here / (here + there), SHARES[0]), SHARES[-1])
 
 
 @dataclass(frozen=True)

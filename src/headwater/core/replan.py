@@ -135,6 +135,16 @@ class Replanner:
         """What is believed now."""
         return self._rig
 
+    @property
+    def plan(self) -> Plan:
+        """That is carried out."""
+        return self._plan
+
+    def rebalanced(self, plan: Plan) -> None:
+        """The plan has another share from here on, by what its last epoch took: no decision, and no switch."""
+        self._plan = plan
+        self._price()
+
     def believe(self, rig: Rig) -> None:
         """The rig was measured anew."""
         self._rig = rig

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 import secrets
 import stat
 import threading
@@ -31,7 +32,11 @@ KEEP_S = 120.0  # a trainer takes a file as soon as it is told of it; one that i
 SWEEP_S = KEEP_S / 4
 MOST_BYTES = 1 << 30  # that may lie there at once; what comes then takes the wire, which a slow trainer slows down
 _SUFFIX = ".headwater-rows"
+_NAME = re.compile(rf"[0-9a-f]+{re.escape(_SUFFIX)}")
 _MARK = ".headwater-mark-"
+_MARK_BYTES = 1 << 10  # of a mark that are read; it has 32
+# Whoever can write to the folder may have put a link or a pipe there.
+_PLAINLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True)
@@ -51,22 +56,38 @@ class Handed:
         if not isinstance(data, list) or len(data) != 3:
             raise DamagedError("a file of rows is told as [name, ids, checksum]")
         name, ids, checksum = data
-        if not isinstance(name, str) or os.path.basename(name) != name or not name.endswith(_SUFFIX):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise DamagedError("a file of rows has a name that no node gives")
-        if not isinstance(ids, list) or any(type(each) is not int for each in ids) or type(checksum) is not int:
-            raise DamagedError("a file of rows is told with ids and a checksum, which are whole numbers")
+        if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < 2**63 for each in ids):
+            raise DamagedError("a file of rows is told with ids, which are whole numbers from 0 to 2**63 - 1")
+        if type(checksum) is not int:
+            raise DamagedError("a file of rows is told with a checksum, which is a whole number")
         return cls(name, tuple(ids), checksum)
 
 
 def _checksum(whole: memoryview) -> int:
-    """Any flipped bit changes it, and a gigabyte takes a tenth of what a CRC takes: what a file is for is to cost less
-    than the wire."""
+    """The sum of its 64-bit words. A gigabyte takes a tenth of what a CRC takes: what a file is for is to cost less
+    than the wire.
+
+    It notices any one flipped bit, and a part that is zero or another file's, unless that has the same sum. It does not
+    notice words that changed places, such as two blocks exchanged, nor changes that add up to nothing. It is there for
+    disks that err: whoever can write to the folder can make another file of the same sum.
+    """
     return int(np.frombuffer(whole, np.uint64).sum(dtype=np.uint64))
 
 
 def _sizes(num_rows: int, boundary: Boundary) -> list[int]:
     """Bytes of each tensor in a file, with what fills it up."""
     return [-(-num_rows * spec.row_bytes // ALIGN) * ALIGN for spec in boundary]
+
+
+def _read_mark(path: Path) -> bytes:
+    """No more than a mark has, whatever lies there."""
+    file = os.open(path, _PLAINLY)
+    try:
+        return os.read(file, _MARK_BYTES)
+    finally:
+        os.close(file)
 
 
 class Outbox:
@@ -187,13 +208,13 @@ class Inbox:
         mark = told["mark"]
         if os.path.basename(mark) != mark or not mark.startswith(_MARK):
             return None
+        folder = Path(told["folder"])
         try:
-            secret = (Path(told["folder"]) / mark).read_text()
+            is_same = _read_mark(folder / mark) == told["secret"].encode()
         except (OSError, ValueError):
             return None
-        folder = Path(told["folder"])
         # Who can't delete what was taken would soon leave no room.
-        may_take = secret == told["secret"] and os.access(folder, os.W_OK | os.X_OK)
+        may_take = is_same and os.access(folder, os.W_OK | os.X_OK)
         return cls(folder) if may_take else None
 
     def take(self, handed: Handed, boundary: Boundary) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -243,13 +264,11 @@ class Inbox:
             os.close(file)
 
     def _open(self, path: Path) -> int:
-        # Whoever can write to the folder may have put a link or a pipe there.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if self._is_direct:
             try:
-                return os.open(path, flags | os.O_DIRECT)
+                return os.open(path, _PLAINLY | os.O_DIRECT)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 self._is_direct = False  # such as memory that looks like a disk
-        return os.open(path, flags)
+        return os.open(path, _PLAINLY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -23,6 +24,15 @@ def memory_bytes() -> int:
         except (OSError, ValueError):  # no such group, or "max"
             continue
     return min(found)
+
+
+def available_bytes() -> int:
+    """Of those, what nobody holds now; file pages that can be dropped count as free."""
+    found = [memory_bytes() - held_bytes()]
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return max(0, min(found))
 
 
 def resident_bytes() -> int:

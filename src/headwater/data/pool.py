@@ -59,7 +59,8 @@ class Pool:
             self._wake.notify_all()
         deadline = time.monotonic() + within_s
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread is not threading.current_thread():  # the garbage collector may close a job anywhere
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
         while True:

@@ -32,7 +32,7 @@ from headwater.data.secrets import redact
 from headwater.data.transforms import Transforms
 from headwater.errors import ConfigError, DamagedError
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_REQUEST_BYTES = 64 << 20
 MAX_ROW_BYTES = 1 << 30
 MAX_BLOB_BYTES = 1 << 28
@@ -85,7 +85,8 @@ class Extraction:
 
     url: str
     transforms: Transforms
-    prefix: str | None  # sha256 of the ONNX file; None leaves the model to the trainer and sends pixels
+    # sha256 of the ONNX file; None leaves the model to the trainer and sends pixels, or the floats that it takes
+    prefix: str | None
     boundary: Boundary
     precision: str = "fp32"
     codec: str = "raw"
@@ -94,6 +95,11 @@ class Extraction:
     outputs: tuple[str, ...] | None = None  # which of the file's outputs the boundary is; None: all, in their order
     engine: str = "auto"
     calibration: str | None = None  # of an int8 prefix: see `Calibrate`
+
+    @property
+    def sends_input(self) -> bool:
+        """Are rows what the model takes, its floats made near the data, instead of the pixels they are made of?"""
+        return self.prefix is None and self.boundary[0].dtype != "uint8"
 
     def to_json(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if name not in ("transforms", "boundary")}
@@ -136,11 +142,16 @@ class Extraction:
         ):  # fmt: skip
             raise ConfigError(f"outputs must name each of the row's {len(boundary)} tensors once")
         transforms = Transforms.from_json(data["transforms"])
-        pixels = transforms.pixel_spec
-        if prefix is None and [(spec.shape, spec.dtype) for spec in boundary] != [(pixels.shape, pixels.dtype)]:
-            raise ConfigError(f"without a prefix rows are the pixels {pixels}; the boundary is another")
+        whole = (transforms.pixel_spec, transforms.output_spec)  # the same in a chain that ends in pixels
+        if prefix is None and all([_kind(spec)] != [_kind(each) for each in boundary] for spec in whole):
+            raise ConfigError(f"without a prefix rows are the pixels {whole[0]} or the input {whole[1]}; the boundary "
+                              "is another")  # fmt: skip
         return cls(data["url"], transforms, prefix, boundary, data["precision"], data["codec"], data["compression"],
                    data["node_batch"], None if outputs is None else tuple(outputs), engine, calibration)  # fmt: skip
+
+
+def _kind(spec: TensorSpec) -> tuple[tuple[int, ...], str]:
+    return spec.shape, spec.dtype
 
 
 @dataclass(frozen=True)
@@ -331,7 +342,7 @@ def unpack_waiting(metadata: bytes) -> tuple[int, int] | None:
     try:
         place, count = json.loads(metadata)["waiting"]
         return int(place), int(count)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

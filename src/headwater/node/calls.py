@@ -163,12 +163,14 @@ class Calls:
             return self._drain.why or None, self._drain.left_s(now)
 
     def _sent(self, asked: Asked, batch: pa.RecordBatch, metadata: bytes) -> None:
-        num_bad = 0
+        num_bad = num_handed = 0
         if metadata:
             with contextlib.suppress(DamagedError):  # for the trainer to find
                 num_bad = len(wire.unpack_bad(metadata))
+                handed = wire.unpack_handed(metadata)
+                num_handed = 0 if handed is None else len(handed.ids)
         with self._lock:
-            self._tally.add("rows_sent", asked.tenant, amount=batch.num_rows)
+            self._tally.add("rows_sent", asked.tenant, amount=batch.num_rows + num_handed)
             self._tally.add("row_bytes_sent", asked.tenant, amount=batch.nbytes)
             self._tally.add("bad_samples", asked.tenant, amount=num_bad)
 

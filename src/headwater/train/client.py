@@ -224,6 +224,8 @@ class NodeClient:
         inbox = self._inbox if chunk.hand_over else None
         ticket, asked_s, spans = replace(chunk, hand_over=inbox is not None).dumps(), time.perf_counter(), None
         num_bytes = len(ticket)
+        # Arrow's buffers can't be written to, which torch wants to be able to; of pixels, other arrays are made.
+        is_pixels = want.prefix is None and not want.sends_input
         with self._plain_errors(), self._reading(ticket, stopped) as reader:
             for item in reader:
                 if item.data is None:
@@ -231,12 +233,15 @@ class NodeClient:
                 num_bytes += item.data.nbytes
                 with self._lock:
                     self.received_bytes += item.data.nbytes
-                gathering.add(*wire.unpack_rows(want.codec, want.boundary, item.data))
+                gathering.add(*wire.unpack_rows(want.codec, want.boundary, item.data), keep=is_pixels)
                 if item.app_metadata:
                     num_bytes += item.app_metadata.size
                     said = item.app_metadata.to_pybytes()
                     gathering.add_bad(wire.unpack_bad(said))
                     if inbox is not None and (handed := wire.unpack_handed(said)) is not None:
+                        if len(handed.ids) > len(chunk.samples):  # memory is taken for as many as are told
+                            raise DamagedError(f"{self.name} handed over {len(handed.ids):,} rows; it was asked for "
+                                               f"{len(chunk.samples):,}")  # fmt: skip
                         gathering.add(*inbox.take(handed, want.boundary))
                         self._is_waiting = False
                     spans = wire.unpack_spans(said) if chunk.trace else None

@@ -85,6 +85,9 @@ class Feed:
             self._machine = Dispatch(num_chunks, window=window, per_node=per_worker, able=able, own=own, is_own=is_own,
                                      own_out=own_out, paces=self._paces, tail=tail)  # fmt: skip
         self._begun = time.monotonic()
+        self._own, self._tail_first = own, num_chunks if tail is None else tail[0]
+        self._tail_chunks = num_chunks - self._tail_first
+        self._num_of_tail, self._tail_made = 0, self._begun  # by nodes, and when the last of them
         self._first = 0.0  # when the first reply came
         self._done: dict[str, tuple[int, float]] = {}  # worker → its replies so far, and when the last one came
         self._wake = threading.Condition()
@@ -162,10 +165,13 @@ class Feed:
         return late_after_s(num_replies, last - self._first)
 
     @property
-    def rates(self) -> dict[str, float]:
-        """Chunks a second that each worker has made, from the beginning to its last one."""
+    def tail_s(self) -> float | None:
+        """When nodes had made the tail, in seconds from the beginning, or would have: this machine may have made some
+        of it while it waited for them. None if none made any, or some are away."""
         with self._wake:
-            return {name: count / max(last - self._begun, 1e-9) for name, (count, last) in self._done.items()}
+            if not self._num_of_tail or self._down.keys() - {self._own}:
+                return None
+            return (self._tail_made - self._begun) * self._tail_chunks / self._num_of_tail
 
     @property
     def is_complete(self) -> bool:
@@ -241,7 +247,10 @@ class Feed:
                     now = time.monotonic()
                     self._first = self._first or now
                     self._done[name] = self._done.get(name, (0, 0.0))[0] + 1, now
-                    self._carry_out(self._machine.finished(name, chunk), replace(reply, chunk=chunk))
+                    decisions = self._machine.finished(name, chunk)
+                    if chunk >= self._tail_first and name != self._own and Keep(chunk) in decisions:
+                        self._num_of_tail, self._tail_made = self._num_of_tail + 1, now
+                    self._carry_out(decisions, replace(reply, chunk=chunk))
 
     def _went_wrong(self, name: str, chunk: int, error: HeadwaterError) -> None:
         if isinstance(error, StoreError):

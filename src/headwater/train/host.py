@@ -10,6 +10,7 @@ import os
 from threading import Event
 from typing import Any
 
+from headwater.core import codecs
 from headwater.data.extract import Extractor
 from headwater.data.store import Store
 from headwater.data.wire import Chunk
@@ -49,8 +50,12 @@ class HostWorker:
         options: dict[str, Any] = {}
         if trace is not None:
             options["note"] = lambda stage, start, end: trace.add(stage, start, end, chunk=chunk.index)
+        want = chunk.extraction
         for part in self._extractor.rows(self._store, chunk, None, stopped.is_set, **options):
-            gathering.add(part.ids, part.tensors)
+            tensors = part.tensors
+            if want.codec != "raw":  # what a row is must not depend on who made it
+                tensors = codecs.decode(want.codec, codecs.encode(want.codec, tensors, want.boundary), want.boundary)
+            gathering.add(part.ids, tensors, keep=True)
             gathering.add_bad(part.bad)
         if stopped.is_set():
             raise UnreachableError("stopped")

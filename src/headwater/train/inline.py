@@ -45,7 +45,8 @@ class InlineWorker:
                 gathering.add_bad([Bad(ref.id, ref.key, error.reason)])
                 continue
             if self._prefix is None:
-                tensors: Sequence[np.ndarray] = [pixels[None]]
+                whole = pixels[None]
+                tensors: Sequence[np.ndarray] = [want.transforms.finish(whole) if want.sends_input else whole]
             else:
                 tensors = self._prefix(want.transforms.finish(pixels[None]))
             columns = codecs.encode(want.codec, tensors, want.boundary)

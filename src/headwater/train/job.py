@@ -48,12 +48,13 @@ from headwater.model.freeze import keep_frozen
 from headwater.model.near import NearModel
 from headwater.progress import Progress
 from headwater.train.access import Access
+from headwater.train.carry import Counts, Setting, rest_fault
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.loader import Loader
 from headwater.train.measure import Measured, measure, trainers_here
 from headwater.train.own import PLACE, OwnNode
-from headwater.train.source import Counts, Setting, Source, rest_fault
+from headwater.train.source import Source
 from headwater.train.speeds import measure_here
 from headwater.train.trace import Trace
 from headwater.train.usage import Meter, Usage
@@ -121,7 +122,8 @@ class Job:
             return (f"pictures are read as stored ({stored:,.0f} bytes each); an engine beside the trainer runs the "
                     f"model up to {plan.cut_name}")  # fmt: skip
         if not plan.has_prefix:
-            way = ", handed over as files" if plan.hand_over == FILE else ""
+            way = f", as the model's input in {plan.codec}: {CODECS[plan.codec].error}" if plan.sends_input else ""
+            way += ", handed over as files" if plan.hand_over == FILE else ""
             return f"pictures are decoded near the data ({row:,} bytes each; {stored:,.0f} as stored){way}{share}"
         text = (f"the model is cut at {plan.cut_name}; rows travel as {plan.codec} ({row:,} bytes each; {stored:,.0f} "
                 f"as stored){share}")  # fmt: skip
@@ -144,6 +146,7 @@ class Job:
         if plan.precision not in (FULL, *self.deviations) and plan.has_prefix:
             self.deviations[plan.precision] = self._source.deviation(plan, self.model)
         self._source.adopt(plan)
+        self._source.rebalances = False
         if self._watch is not None:
             self._watch.close()
             if self._source.plan != plan:  # it had another one under way in the same moment
@@ -476,13 +479,13 @@ def _plan(
         if has_rest and given.has_prefix:
             raise rest_fault(given.cut_name)
         return given
-    if has_rest:
-        if cut not in (None, 0, "input"):
-            raise rest_fault(cut)
-        return near_plan(cuts[0], codec=codec)
-    if cut is not None:
-        return near_plan(find_cut(cuts, cut), codec=codec)
-    return near_plan(smallest_cut(cuts, codec, pixel_bytes), codec=codec)
+    if has_rest and cut not in (None, 0, "input"):
+        raise rest_fault(cut)
+    found = cuts[0] if has_rest else smallest_cut(cuts, codec, pixel_bytes) if cut is None else find_cut(cuts, cut)
+    if found.index == 0 and codec != "raw":
+        # They have fewer bytes than the floats that are made of them: only a plan says that those shall travel.
+        warnings.warn(f"codec {codec!r} has nothing to do: rows are pixels, which travel as they are", stacklevel=3)
+    return near_plan(found, codec=codec if found.index else "raw")
 
 
 def _check_norms(model: nn.Module) -> None:

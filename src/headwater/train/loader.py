@@ -24,8 +24,9 @@ from headwater.core.prongs import MTE, WRR, Visit, meeting_point, visits
 from headwater.data.samples import Samples
 from headwater.data.wire import Bad
 from headwater.errors import BadSampleError, ConfigError, DataError
+from headwater.train.carry import Finish
 from headwater.train.reply import Reply
-from headwater.train.source import Finish, Opened
+from headwater.train.source import Opened
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +50,9 @@ class Source(Protocol):
     def prongs(self) -> tuple[str, float]:
         """How the plan in use goes through an epoch, and the trainer's share of it."""
 
-    def open(self, epoch: int, ids: np.ndarray, head: int | None = None) -> Opened:
-        """The rows of these samples, in this order; the first `head` are the trainer's in an epoch with two ends.
-        Closing the iterator ends all work for it."""
+    def open(self, epoch: int, ids: np.ndarray, head: int | None = None, is_whole: bool = False) -> Opened:
+        """The rows of these samples, in this order; the first `head` are the trainer's in an epoch with two ends, of
+        which `is_whole` says that none was used before. Closing the iterator ends all work for it."""
 
     def open_any(self, epoch: int, batches: Sequence[np.ndarray]) -> Opened:
         """The rows of these batches of samples, each as one reply, in whatever order."""
@@ -131,8 +132,12 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         if self._at_end(position) if left is None else not left:
             epoch, position, visit, left = epoch + 1, 0, Visit(), None
         more: dict[str, Any] = {}
+        strategy, share = self._source.prongs
         if visit.meeting is not None and position:
             more["meeting"] = visit.meeting
+        elif strategy == MTE and not position and self._dealing.world == 1:
+            # Where the next epoch's would be, by rates that another run won't have; several trainers have several.
+            more["meeting"] = self._meeting(share) if visit.meeting is None else visit.meeting
         if left is not None and position:
             more |= {"left": [list(span) for span in left], "place": [self._rank, self._dealing.world]}
         return {
@@ -177,7 +182,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         if not self._resume:
             self._epoch, self._position, self._left = self._epoch + 1, 0, None
         if self._position == 0:
-            self._visit = self._begin()
+            self._visit, self._left = self._begin(self._visit.meeting if self._resume else None), None
         self._resume = False
         self._iterator += 1
         if self._visit.strategy == WRR:
@@ -185,13 +190,17 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             return self._in_any_order(self._epoch, spans, self._iterator)
         return self._batches(self._epoch, self._position, self._visit.meeting, self._iterator)
 
-    def _begin(self) -> Visit:
-        """How the plan in use goes through an epoch; all trainers go through it alike."""
+    def _meeting(self, share: float) -> int:
+        return meeting_point(len(self._samples), share, self._dealing.batch_size * self._dealing.world)
+
+    def _begin(self, saved: int | None) -> Visit:
+        """How the plan in use goes through an epoch, under mte with the meeting point of a state that was loaded; all
+        trainers go through it alike."""
         strategy, share = self._source.prongs
         if strategy != MTE:
             return Visit(strategy)
         dealing = self._dealing
-        meeting = [meeting_point(len(self._samples), share, dealing.batch_size * dealing.world)]
+        meeting = [self._meeting(share) if saved is None else saved]
         spread = torch.distributed.is_available() and torch.distributed.is_initialized()
         if spread and dealing.world > 1 and torch.distributed.get_world_size() == dealing.world:
             torch.distributed.broadcast_object_list(meeting, src=0)  # each has measured rates of its own
@@ -204,7 +213,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             if type(meeting) is not int or not 0 <= meeting <= num_samples:
                 raise ConfigError(f"meeting {meeting!r} is no place in {num_samples} samples")
             return Visit(MTE, meeting), None
-        if (told := state.get("left")) is None:
+        if (told := state.get("left")) is None or not state["position"]:
             return Visit(), None
         place = [self._rank, self._dealing.world]
         if state.get("place") != place:
@@ -284,7 +293,8 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             ids = visits(ids, meeting)
         slices = self._slices(position)
         entries = np.concatenate([np.arange(*part) for part in slices] or [np.empty(0, np.int64)])
-        stream = _Stream(self._source, epoch, ids, entries, meeting, self._skip_bad, partial(self._note, epoch))
+        stream = _Stream(self._source, epoch, ids, entries, meeting, position == 0, self._skip_bad,
+                         partial(self._note, epoch))  # fmt: skip
         step_clock = self._source.step_clock()
         try:
             while (step := self._dealing.step_at(position)) is not None:
@@ -354,10 +364,12 @@ class _Stream:
         ids: np.ndarray,
         entries: np.ndarray,
         meeting: int | None,
+        is_whole: bool,
         skip_bad: bool,
         note: Callable[[Bad], None],
     ) -> None:
         self._source = source
+        self._is_whole = is_whole
         self._epoch = epoch
         self._ids = ids
         self._entries = entries
@@ -424,7 +436,7 @@ class _Stream:
         """What no reply has covered yet."""
         entries = self._entries[self._next :]
         head = None if self._meeting is None else int(np.searchsorted(entries, self._meeting))
-        return self._source.open(self._epoch, self._ids[entries], head)
+        return self._source.open(self._epoch, self._ids[entries], head, self._is_whole and self._next == 0)
 
     def _reopen(self) -> None:
         """Another plan has taken over: ask for everything again that no batch has used."""

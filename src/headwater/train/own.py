@@ -30,7 +30,8 @@ class OwnNode:
         """`memory_bytes` is what it may take, where several of them share a machine."""
         self._root, self._num_threads, self._memory_bytes = root, num_threads, memory_bytes
         self._files: dict[str, Path] = {}
-        self._lock, self._starting = threading.Lock(), threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may close the job anywhere, also in here
+        self._starting = threading.Lock()
         self._closed = False
         self.read_bytes = 0  # of samples, so far
         self._trace: Trace | None = None

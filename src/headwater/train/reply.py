@@ -57,13 +57,19 @@ class Gathering:
         self._seen = np.zeros(count, bool)
         self._good = np.zeros(count, bool)
         self._bad: list[Bad] = []
-        self._tensors = [np.empty((count, *spec.shape), spec.dtype) for spec in boundary]
+        self._boundary = boundary
+        self._tensors: list[np.ndarray] | None = None
 
-    def add(self, ids: np.ndarray, tensors: Sequence[np.ndarray]) -> None:
-        """Some rows."""
+    def add(self, ids: np.ndarray, tensors: Sequence[np.ndarray], *, keep: bool = False) -> None:
+        """Some rows. With `keep` the arrays are ours from now on: if they are all rows, in order, none is copied."""
         places = self._places(ids.tolist())
+        if not places:  # a sign of life
+            return
         self._good[places] = True
-        for target, rows in zip(self._tensors, tensors, strict=True):
+        if keep and places == list(range(len(self._seen))):
+            self._tensors = list(tensors)
+            return
+        for target, rows in zip(self._room(), tensors, strict=True):
             target[places] = rows
 
     def add_bad(self, bad: Sequence[Bad]) -> None:
@@ -76,8 +82,13 @@ class Gathering:
         if missing := int((~self._seen).sum()):
             raise DamagedError(f"{missing} of {len(self._seen)} rows did not arrive")
         if self._good.all():
-            return Reply(self._good, self._tensors, (), num_bytes)
-        return Reply(self._good, [tensor[self._good] for tensor in self._tensors], tuple(self._bad), num_bytes)
+            return Reply(self._good, self._room(), (), num_bytes)
+        return Reply(self._good, [tensor[self._good] for tensor in self._room()], tuple(self._bad), num_bytes)
+
+    def _room(self) -> list[np.ndarray]:
+        if self._tensors is None:
+            self._tensors = [np.empty((len(self._seen), *spec.shape), spec.dtype) for spec in self._boundary]
+        return self._tensors
 
     def _places(self, ids: Sequence[int]) -> list[int]:
         try:

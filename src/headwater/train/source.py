@@ -8,72 +8,45 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 import uuid
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
 from typing import Any
 
 import numpy as np
-import torch
 
 from headwater.core.cache import draw_epoch
 from headwater.core.codecs import wire_row_bytes
-from headwater.core.cut import Cut
-from headwater.core.dispatch import Pace
 from headwater.core.pieces import Pieces
-from headwater.core.plan import FILE, PLACE, Plan, check
-from headwater.core.precision import FULL, Deviation
-from headwater.core.prongs import MTE, ORDERED, WRR, balanced
+from headwater.core.plan import FILE, PLACE, Plan
+from headwater.core.precision import Deviation
+from headwater.core.prongs import MTE, WRR, next_share
 from headwater.core.share import is_own, more_ahead, own_out
-from headwater.core.spec import Boundary
-from headwater.core.tuning import wish
 from headwater.data.cores import usable_cores
-from headwater.data.holdings import Holdings
-from headwater.data.memory import memory_bytes
-from headwater.data.samples import Samples
-from headwater.data.store import open_store
-from headwater.data.transforms import Transforms
+from headwater.data.memory import available_bytes, memory_bytes
 from headwater.data.wire import Chunk, Extraction
-from headwater.errors import ConfigError, HeadwaterError, PlanError, UnreachableError
-from headwater.model.capture import Captured
-from headwater.model.near import NearModel, Rows
-from headwater.model.ship import Shipped, cuts_to_ship, ship, shipped_before
-from headwater.model.split import prefix_module
-from headwater.progress import Progress
-from headwater.train.client import NodeClient
+from headwater.errors import HeadwaterError
+from headwater.model.near import NearModel
+from headwater.train.carry import Carried, Carrier, Finish, Setting
 from headwater.train.feed import Feed
-from headwater.train.host import HostWorker
 from headwater.train.inline import InlineWorker
 from headwater.train.inorder import in_order
 from headwater.train.own import OwnNode
-from headwater.train.precision import calibrated, check_possible, deviation, spread_out
+from headwater.train.precision import deviation, spread_out
 from headwater.train.reply import Reply, Worker
-from headwater.train.trace import LOOP, Trace
+from headwater.train.trace import LOOP
 
 log = logging.getLogger(__name__)
 
-Finish = Callable[[list[np.ndarray], np.ndarray], Any]
 MIN_STEPS, MAX_STEPS = 3, 256  # whose times tell what a step takes; that are remembered
-TAIL_MEMORY = 0.25  # of this machine's, for rows of an epoch's tail that wait for the head to be used up
-
-
-@dataclass
-class Counts:
-    """What a job has moved so far, and how long its loop stood waiting for it; measured."""
-
-    num_rows: int = 0  # that the loop has taken
-    num_arrived: int = 0  # that have come, taken or not
-    num_bytes: int = 0  # requests and rows, as handed to the wire and before any compression there
-    num_chunks: int = 0
-    waited_s: float = 0.0
+# For rows of an epoch's tail that wait for the head to be used up: of this machine's memory, and of what is free of it.
+TAIL_MEMORY, TAIL_OF_FREE = 0.25, 0.5
 
 
 @dataclass(frozen=True)
@@ -84,45 +57,6 @@ class Opened:
     replies: Iterator[Reply]
     finish: Finish  # makes of a batch's arrays and sample ids what the user's loop gets
     close: Callable[[], None] = lambda: None  # ends all work for it, begun or not
-
-
-@dataclass(frozen=True)
-class _Carried:
-    """All that one plan needs to be carried out."""
-
-    version: int
-    plan: Plan
-    extraction: Extraction
-    finish: Finish
-    workers: dict[str, Worker]
-    inline: InlineWorker | None
-    own: str | None = None  # of the workers: the trainer's own
-    paces: dict[str, Pace] = field(default_factory=dict)  # of workers, from one epoch to the next
-
-
-@dataclass
-class Setting:
-    """What a job's plans have in common. `shipped` serves several cuts; others are exported when they are asked for."""
-
-    captured: Captured
-    cuts: tuple[Cut, ...]
-    pipeline: Transforms
-    rest: list[Any]
-    samples: Samples
-    clients: Sequence[NodeClient]
-    seed: int
-    patience_s: float
-    node_memory_bytes: int | None
-    progress: Progress
-    shipped: Shipped | None = None
-    holdings: Holdings | None = None  # where nodes have disks of their own
-    views: int = 0  # after so many epochs the random draws come round again; 0: never
-    start_own: Callable[[], OwnNode] | None = None  # where the trainer can do what nodes do; they are elsewhere
-    own: OwnNode | None = None  # one that runs already
-    trace: Trace | None = None  # where it is noted what is done when
-    trainers: int = 1  # of this job, on this machine: they share its cores and memory
-    rebalances: bool = False  # whether a meeting point may follow the rates of the epoch before
-    counts: Counts = field(default_factory=Counts)
 
 
 class Source:
@@ -136,17 +70,13 @@ class Source:
         self._adopting = threading.RLock()  # again by whoever holds the run
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self._closed = Event()
-        self._hosts: dict[bool, HostWorker] = {}  # this process's own threads: alone, and beside nodes
-        self._own = setting.own
-        for client in setting.clients:
-            client.trace = setting.trace
-        if setting.own is not None:
-            setting.own.trace = setting.trace
+        self._carrier = Carrier(setting, self._closed)
+        self.rebalances = setting.rebalances  # whether a meeting point may follow the epoch before
         self._waiting_since: float | None = None
         self._steps: deque[tuple[float, float]] = deque(maxlen=MAX_STEPS)  # when one ended, seconds a row of it
         self._free = Event()  # cleared while nothing may be asked for
         self._free.set()
-        self._carried = self._prepare(plan, 0)
+        self._carried = self._carrier.prepare(plan, 0)
 
     @property
     def plan(self) -> Plan:
@@ -156,7 +86,8 @@ class Source:
     @property
     def prongs(self) -> tuple[str, float]:
         """How the plan in use goes through an epoch, and this machine's share of it."""
-        return self.plan.prongs, self.plan.host_share
+        plan = self.plan  # another may take over at any time
+        return plan.prongs, plan.host_share
 
     @property
     def row_bytes(self) -> int:
@@ -172,7 +103,7 @@ class Source:
     def deviation(self, plan: Plan, model: NearModel) -> Deviation:
         """How far this plan's rows are from those of full precision; measured on nodes."""
         given = self._setting
-        want = self._prepare(plan, self.version).extraction
+        want = self._carrier.prepare(plan, self.version).extraction
         return deviation(want, given.cuts[plan.cut], given.samples, given.seed, given.clients, model,
                          given.holdings)  # fmt: skip
 
@@ -183,8 +114,8 @@ class Source:
         on with the plan in use, if this one can't be carried out.
         """
         with self._adopting:
-            self._check_open()
-            carried = self._prepare(plan, self.version + 1)
+            self._carrier.check_open()
+            carried = self._carrier.prepare(plan, self.version + 1)
             deadline = time.perf_counter() + warm_s
             for thread in self._warm(carried) if warm_s else ():
                 thread.join(max(0.0, deadline - time.perf_counter()))
@@ -201,7 +132,7 @@ class Source:
         """Have the nodes begin to load what the plan runs there, so that the first rows come as soon as later ones."""
         self._warm(self._carried)
 
-    def _warm(self, carried: _Carried) -> list[threading.Thread]:
+    def _warm(self, carried: Carried) -> list[threading.Thread]:
         """A row from each node. What goes wrong with that is the feed's business, once rows are wanted."""
         given = self._setting
         if not carried.plan.has_prefix:
@@ -299,24 +230,25 @@ class Source:
     @property
     def read_bytes(self) -> int:
         """Of samples that were read here."""
-        return sum(host.read_bytes for host in self._hosts.values()) + sum(own.read_bytes for own in self.own_nodes())
+        here = sum(host.read_bytes for host in list(self._carrier.hosts.values()))
+        return here + sum(own.read_bytes for own in self.own_nodes())
 
     def own_nodes(self) -> list[OwnNode]:
         """The node beside this process, if there is one."""
-        return [] if self._own is None else [self._own]
+        return [] if self._carrier.own is None else [self._carrier.own]
 
     @property
     def has_own(self) -> bool:
         """Whether a node beside this process was started."""
-        return self._own is not None
+        return self._carrier.own is not None
 
     def own_busy(self) -> tuple[float, float] | None:
         """Of what makes rows here beside nodes: seconds of its threads, and rows it made; None if nothing does."""
-        own = self._own
-        if not self.plan.uses_own:
+        own, plan = self._carrier.own, self.plan
+        if not plan.uses_own:
             return None
-        if not self.plan.has_prefix:
-            return self._hosts[True].made
+        if not plan.has_prefix:
+            return self._carrier.hosts[True].made
         if own is None:
             return None
         try:
@@ -325,20 +257,21 @@ class Source:
             return None  # it ended, or is being started
         return float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"])
 
-    def open(self, epoch: int, ids: np.ndarray, head: int | None = None) -> Opened:
+    def open(self, epoch: int, ids: np.ndarray, head: int | None = None, is_whole: bool = False) -> Opened:
         """The rows of these samples, in this order. The first `head` are this machine's in an epoch that is gone
-        through from both ends, and nodes begin with what comes behind them."""
-        return self._open(lambda carried: self._stream(carried, epoch, ids, head))
+        through from both ends, and nodes begin with what comes behind them; what a whole epoch took says where the
+        next one's ends should meet."""
+        return self._open(lambda carried: self._stream(carried, epoch, ids, head, is_whole))
 
     def open_any(self, epoch: int, batches: Sequence[np.ndarray]) -> Opened:
         """The rows of these batches of samples, each as one reply, in whatever order they get ready."""
         return self._open(lambda carried: self._stream_any(carried, epoch, batches))
 
-    def _open(self, stream: Callable[[_Carried], tuple[Iterator[Reply], Callable[[], None]]]) -> Opened:
+    def _open(self, stream: Callable[[Carried], tuple[Iterator[Reply], Callable[[], None]]]) -> Opened:
         while True:
             self._free.wait(timeout=0.1)
             with self._lock:
-                self._check_open()
+                self._carrier.check_open()
                 if not self._free.is_set():
                     continue
                 carried = self._carried
@@ -349,22 +282,15 @@ class Source:
         """Wake whoever waits for rows, and let go of everything; the nodes' connections are not ours."""
         with self._lock:
             self._closed.set()
-            feeds, hosts, own = list(self._feeds), list(self._hosts.values()), self._own
+            feeds = list(self._feeds)
         for client in self._setting.clients:
             client.stop(self._closed)
         for feed in feeds:
             feed.close()
-        for host in hosts:
-            host.close()
-        if own is not None:
-            own.close()
-
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            raise ConfigError("the job is closed; start another one with hw.near")
+        self._carrier.close()
 
     def _stream(
-        self, carried: _Carried, epoch: int, ids: np.ndarray, head: int | None
+        self, carried: Carried, epoch: int, ids: np.ndarray, head: int | None, is_whole: bool
     ) -> tuple[Iterator[Reply], Callable[[], None]]:
         plan, holdings = carried.plan, self._setting.holdings
         groups = holdings.groups[ids] if holdings is not None and holdings.is_split else None
@@ -381,11 +307,11 @@ class Source:
             options |= self._whose(carried, len(pieces), head)
         feed = self._feed(carried, len(pieces), chunk, **options)
         replies = iter(feed) if groups is None else in_order(iter(feed), pieces, ids)
-        if "tail" in options and self._setting.rebalances and sum(options["tail"]) >= len(pieces):
-            replies = self._balancing(carried, feed, replies)
+        if is_whole and "tail" in options and self.rebalances and sum(options["tail"]) >= len(pieces):
+            replies = self._balancing(carried, feed, replies, options["tail"][0], len(pieces))
         return replies, feed.close
 
-    def _whose(self, carried: _Carried, num_chunks: int, head: int | None) -> dict[str, Any]:
+    def _whose(self, carried: Carried, num_chunks: int, head: int | None) -> dict[str, Any]:
         """Which chunks are this machine's own, where both sides make some; and how many may wait for their turn."""
         plan = carried.plan
         if plan.prongs != MTE or head is None:  # an epoch that began in order ends so, whatever plan takes over
@@ -403,7 +329,7 @@ class Source:
         return {"is_own": is_mine, "tail": (first, room)}
 
     def _stream_any(
-        self, carried: _Carried, epoch: int, batches: Sequence[np.ndarray]
+        self, carried: Carried, epoch: int, batches: Sequence[np.ndarray]
     ) -> tuple[Iterator[Reply], Callable[[], None]]:
         chunk = self._chunks(carried, epoch, batches.__getitem__)
         if carried.inline is not None:
@@ -413,7 +339,7 @@ class Source:
         feed = self._feed(carried, len(batches), chunk, **options)
         return iter(feed), feed.close
 
-    def _chunks(self, carried: _Carried, epoch: int, part: Callable[[int], np.ndarray]) -> Callable[[int, str], Chunk]:
+    def _chunks(self, carried: Carried, epoch: int, part: Callable[[int], np.ndarray]) -> Callable[[int, str], Chunk]:
         """What makes the request for a chunk, whose samples `part` tells, to a worker."""
         given, holdings = self._setting, self._setting.holdings
         drawn = draw_epoch(epoch, given.views)
@@ -428,30 +354,54 @@ class Source:
 
         return chunk
 
-    def _feed(self, carried: _Carried, num_chunks: int, chunk: Callable[[int, str], Chunk], **options: Any) -> Feed:
+    def _feed(self, carried: Carried, num_chunks: int, chunk: Callable[[int, str], Chunk], **options: Any) -> Feed:
         feed = Feed(carried.workers, num_chunks, chunk, per_worker=carried.plan.prefetch,
                     patience_s=self._setting.patience_s, arrived=self._note_arrival, paces=carried.paces,
                     **options)  # fmt: skip
         self._feeds.add(feed)
         return feed
 
-    def _room(self, carried: _Carried) -> int:
+    def _room(self, carried: Carried) -> int:
         """Chunks of a tail that this machine may hold until the head is used up."""
         chunk_bytes = carried.plan.chunk_rows * sum(spec.row_bytes for spec in carried.extraction.boundary)
-        mine = TAIL_MEMORY * memory_bytes() / self._setting.trainers
+        mine = min(TAIL_MEMORY * memory_bytes(), TAIL_OF_FREE * available_bytes()) / self._setting.trainers
         return max(carried.plan.prefetch + 1, int(mine / chunk_bytes))
 
-    def _balancing(self, carried: _Carried, feed: Feed, replies: Iterator[Reply]) -> Iterator[Reply]:
-        """The replies; if all of them came, the next epoch's meeting point is where this one's rates would have met."""
+    def _balancing(
+        self, carried: Carried, feed: Feed, replies: Iterator[Reply], first: int, num_chunks: int
+    ) -> Iterator[Reply]:
+        """The replies, whose tail begins with chunk `first`. Once the last is there, the next epoch meets where both
+        sides would have ended this one together."""
+        begun = ended = time.monotonic()
+        waited_s = in_tail_s = 0.0
         try:
-            yield from replies
-        finally:  # nobody asks for more once the last one is there
-            rates = feed.rates
-            here = rates.pop(carried.own or "", 0.0)
-            share = balanced(here, sum(rates.values())) if feed.is_complete else None
-            with self._lock:
-                if share is not None and self._carried.version == carried.version:
-                    self._carried = replace(self._carried, plan=replace(self._carried.plan, host_share=share))
+            for number in range(num_chunks):
+                asked = time.monotonic()
+                reply = next(replies, None)
+                if reply is None:  # another plan has taken over
+                    return
+                if number > first:
+                    in_tail_s += asked - ended
+                if number >= first:
+                    waited_s += time.monotonic() - asked
+                ended = time.monotonic()
+                if number == num_chunks - 1:  # nobody asks for more: what it takes is what others of the tail took
+                    rest_s = in_tail_s / max(num_chunks - 1 - first, 1)
+                    self._rebalance(carried, feed, first / num_chunks, ended - begun - waited_s + rest_s)
+                yield reply
+                del reply
+        finally:
+            _close(replies)
+
+    def _rebalance(self, carried: Carried, feed: Feed, share: float, trainer_s: float) -> None:
+        """The trainer would have been through with this epoch in so long, had the tail always been there."""
+        storage_s = feed.tail_s
+        if storage_s is None or not 0 < share < 1:
+            return
+        share = next_share(share, trainer_s, storage_s)
+        with self._lock:
+            if self.rebalances and self._carried.version == carried.version:
+                self._carried = replace(self._carried, plan=replace(self._carried.plan, host_share=share))
 
     def _tenant(self, want: Extraction) -> str:
         """This job to a node's cache, which lets it push out only what nobody has used since it began.
@@ -494,183 +444,11 @@ class Source:
                 yield reply
                 del reply
         finally:
-            close = getattr(stream, "close", None)
-            if close is not None:
-                close()
-
-    def _prepare(self, plan: Plan, version: int) -> _Carried:
-        """Everything that can be wrong with a plan is found here, before any row is asked for."""
-        given = self._setting
-        check(plan, given.cuts, node_memory_bytes=given.node_memory_bytes)
-        if given.rest and plan.has_prefix:
-            raise rest_fault(plan.cut_name)
-        if plan.uses_own and given.clients and given.start_own is None:
-            raise PlanError(["the trainer shall make rows by itself (host_share, or a cut with the prefix on host) and "
-                             "can't: its node is beside it anyway, the job was started with share=False, or the data "
-                             "is on nodes' own disks"])  # fmt: skip
-        if plan.hand_over == FILE and (blind := _blind(given.clients)):
-            raise PlanError([f"hand_over is file, and {', '.join(blind)} leaves no rows in a folder that this machine "
-                             "sees; start nodes with --hand-over FOLDER, or have rows come over the wire"])  # fmt: skip
-        if not plan.has_prefix and plan.codec != "raw":
-            warnings.warn(f"codec {plan.codec!r} has nothing to do: rows are pixels, which travel as they are",
-                          stacklevel=2)  # fmt: skip
-        if plan.has_prefix and (plan.precision != FULL or wish(plan.engine)[1]):
-            if not given.clients:
-                raise PlanError([f'nodes="inline" computes with PyTorch in fp32; the plan wants {plan.precision} and '
-                                 f"the engine {plan.engine}"])  # fmt: skip
-            check_possible(given.clients, plan.precision, plan.engine)
-        cut = given.cuts[plan.cut]
-        digest, outputs = None, None
-        boundary: Boundary = (given.pipeline.pixel_spec,)
-        shipped = None
-        if plan.has_prefix:
-            boundary = cut.boundary
-            if given.clients:
-                shipped = self._ship(cut, given.clients if plan.uses_storage else ())
-                digest, outputs = shipped.digest, shipped.names_at(cut)
-        extraction = Extraction(given.samples.url, given.pipeline, digest, boundary, plan.precision, plan.codec,
-                                plan.compression, plan.node_batch, outputs, plan.engine)  # fmt: skip
-        if digest is not None and plan.precision != FULL:
-            with given.progress.step(f"calibrating the prefix for {plan.precision}"):
-                extraction = calibrated(extraction, given.samples, given.seed, given.clients, given.holdings)
-        inline, workers, own_name = None, dict[str, Worker](), None
-        if not given.clients and plan.prongs != ORDERED:
-            raise PlanError([f'nodes="inline" has one side only; prongs is {plan.prongs}'])
-        if not given.clients:
-            prefix = _torch_prefix(given.captured, cut) if plan.has_prefix else None
-            inline = InlineWorker(open_store(given.samples.url), prefix)
-        elif plan.uses_storage or plan.uses_own:
-            workers = {client.name: client for client in given.clients} if plan.uses_storage else {}
-            if plan.uses_own and plan.has_prefix:
-                own = self._own_node(shipped)
-                if wish(plan.engine)[1]:
-                    check_possible([own], plan.precision, plan.engine)
-                workers[OwnNode.name], own_name = own, OwnNode.name
-            elif plan.uses_own:  # pixels need no engine: this process's own threads, and no copy over a wire
-                host = self._host(beside_nodes=True)
-                workers[host.name], own_name = host, host.name
-        elif given.holdings is not None:
-            raise PlanError(["the data is on the nodes' own disks, so the trainer can't read it by itself; read near "
-                             "the data (a plan with read, decode and augment on storage)"])  # fmt: skip
-        else:
-            host = self._host(beside_nodes=False)
-            workers = {host.name: host}
-        finish = _finish(plan, given.pipeline, given.rest)
-        return _Carried(version, plan, extraction, finish, workers, inline, own_name)
-
-    def _host(self, *, beside_nodes: bool) -> HostWorker:
-        """This process's own threads."""
-        store = open_store(self._setting.samples.url)
-        with self._lock:
-            self._check_open()
-            if beside_nodes not in self._hosts:
-                threads = max(1, round(len(os.sched_getaffinity(0)) / self._setting.trainers))
-                self._hosts[beside_nodes] = HostWorker(store, threads, beside_nodes=beside_nodes)
-                self._hosts[beside_nodes].trace = self._setting.trace
-            return self._hosts[beside_nodes]
-
-    def _own_node(self, shipped: Shipped | None) -> OwnNode:
-        """The node beside this process, which has this file."""
-        given = self._setting
-        assert given.start_own is not None
-        if self._own is None:
-            with given.progress.step("starting a node beside the trainer"):
-                started = given.start_own()
-                started.trace = given.trace
-            with self._lock:
-                if not self._closed.is_set():
-                    self._own = started
-            if self._own is None:
-                started.close()
-                self._check_open()
-        assert self._own is not None
-        if shipped is not None:
-            self._own.needs(shipped.digest, shipped.path)
-        self._own.prepare()
-        return self._own
-
-    def _ship(self, cut: Cut, clients: Sequence[NodeClient]) -> Shipped:
-        """The file that has this cut, on each of these nodes."""
-        given = self._setting
-        shipped = given.shipped
-        if shipped is None or cut.index not in shipped.cuts:
-            shipped = None
-            with contextlib.suppress(UnreachableError):  # a node that is away can't say what it has
-                shipped = self._shipped_before(cut)
-        if shipped is None:
-            with given.progress.step(f"exporting the prefix up to {cut.name}"):
-                shipped = ship(given.captured, cut)
-        away = []
-        for client in clients:
-            client.needs(shipped.digest, shipped.path)
-            try:
-                if not client.has_prefix():
-                    with given.progress.step(f"sending the prefix ({shipped.num_bytes / 1e6:.1f} MB) to {client.name}"):
-                        client.prepare()
-            except UnreachableError as error:  # the feed asks it again and again, and sends the file when it is back
-                log.info("%s gets its prefix later: %s", client.name, error)
-                away.append(error)
-        if away and len(away) == len(clients):
-            raise away[0]
-        return shipped
-
-    def _shipped_before(self, cut: Cut) -> Shipped | None:
-        """The file of an earlier job that planned for itself, if it has this cut and every node has the file."""
-        given = self._setting
-        limits = [int(client.hello()["max_upload_bytes"]) for client in given.clients]
-        offered = cuts_to_ship(given.cuts, limits)
-        shipped = shipped_before(given.captured, *offered) if cut in offered else None
-        if shipped is None:
-            return None
-        for client in given.clients:
-            client.needs(shipped.digest, shipped.path)
-        return shipped if all(client.has_prefix() for client in given.clients) else None
+            _close(stream)
 
 
-def _blind(clients: Sequence[NodeClient]) -> list[str]:
-    """The nodes that answer, and leave no rows in a folder that this machine sees."""
-    found = []
-    for client in clients:
-        with contextlib.suppress(UnreachableError):  # it is asked again when it is back
-            if not client.finds_folder():
-                found.append(client.name)
-    return found
-
-
-def rest_fault(cut: str | int) -> ConfigError:
-    return ConfigError(f"cut {cut!r} needs all transforms near the data, but some of them stay on the trainer; cut at "
-                       "'input', or leave out the transforms that the warning names")  # fmt: skip
-
-
-def _torch_prefix(captured: Captured, cut: Cut) -> Callable[[np.ndarray], Sequence[np.ndarray]]:
-    module = prefix_module(captured, cut)
-    device = captured.example[0].device
-
-    def run(rows: np.ndarray) -> Sequence[np.ndarray]:
-        with torch.inference_mode():
-            return [tensor.cpu().numpy() for tensor in module(torch.from_numpy(rows).to(device))]
-
-    return run
-
-
-def _finish(plan: Plan, pipeline: Transforms, rest: list[Any]) -> Finish:
-    """How a batch's arrays become what the user's loop gets."""
-    if plan.has_prefix:
-        return lambda tensors, ids: Rows(
-            tuple(torch.from_numpy(tensor) for tensor in tensors), plan.cut, torch.from_numpy(ids)
-        )
-    if not rest:
-        return lambda tensors, ids: torch.from_numpy(pipeline.finish(tensors[0]))
-
-    def run_rest(tensors: list[np.ndarray], ids: np.ndarray) -> torch.Tensor:
-        from PIL import Image
-
-        done = []
-        for pixels in tensors[0]:
-            value: Any = torch.from_numpy(pipeline.finish(pixels)) if pipeline.is_float else Image.fromarray(pixels)
-            for step in rest:
-                value = step(value)
-            done.append(value)
-        return torch.stack(done)
-
-    return run_rest
+def _close(stream: Iterator[Reply]) -> None:
+    """A generator, if it is one."""
+    close = getattr(stream, "close", None)
+    if close is not None:
+        close()
