@@ -68,7 +68,9 @@ def test_a_link_slows_and_recovers_while_traffic_flows(up: RigUp) -> None:
     for asked in (100, 5, 100):
         up.set_rate("trainer", asked)
         rate_of_the_next(up, "trainer", int(asked * 1e6 / 8 * 0.3))  # what was queued at the rate before
-        assert rate_of_the_next(up, "trainer", int(asked * 1e6 / 8)) == pytest.approx(asked, rel=0.15)
+        rate = rate_of_the_next(up, "trainer", int(asked * 1e6 / 8))
+        # Never more than asked for; less where other tests have the cores, but never as little as at the rate before.
+        assert 0.5 * asked < rate < 1.15 * asked
     receiver.kill()
     assert sender.wait(DEADLINE_S) == 0
 
