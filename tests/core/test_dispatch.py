@@ -19,8 +19,9 @@ class World:
     """A dispatch, the nodes around it, and what the trainer has seen."""
 
     def __init__(self, num_chunks, window, per_node, failures=2, able=None, is_own=None, tail=None):
-        """With `is_own`, b is the trainer's own node, and has one chunk at once."""
-        own = {} if is_own is None else {"own": "b", "is_own": is_own, "own_out": 1}
+        """With `is_own`, b is the trainer's own node, and has one chunk at once; "none" if it helps out only."""
+        self.helps, is_own = is_own == "none", None if is_own == "none" else is_own
+        own = {"own": "b", "is_own": is_own, "own_out": 1} if is_own or self.helps else {}
         self.most = {"a": per_node, "b": 1 if own else per_node}
         self.machine = Dispatch(num_chunks, window=window, per_node=per_node, max_failures=failures, able=able,
                                 tail=tail, **own)  # fmt: skip
@@ -42,6 +43,9 @@ class World:
                     tried = chunk in self.out["a"] or chunk in self.failed or self.in_a_row["a"] >= dispatch.FAILING
                     if self.is_own is not None and node == "b" and "a" in self.up and not tried:
                         assert self.is_own(chunk), "the trainer's own node took what others are for"
+                    if self.helps and node == "b" and "a" in self.up:
+                        ahead = len(self.kept) - self.taken
+                        assert ahead <= self.per_node, "the trainer's own node works while others keep it supplied"
                     assert chunk not in self.out[node]
                     assert chunk in self.within(), "handed out beyond the window"
                     self.out[node].add(chunk)
@@ -154,9 +158,9 @@ def the_first(chunk):
 @pytest.mark.parametrize(
     ("able", "is_own", "slow", "tail"),
     [(None, None, 2.0, None), (own_disks, None, 2.0, None), (None, every_other, 2.0, None), (None, None, 0.0, None),
-     (own_disks, None, 0.0, None), (None, the_first, 2.0, (1, 1))],
+     (own_disks, None, 0.0, None), (None, the_first, 2.0, (1, 1)), (None, "none", 2.0, None)],
     ids=["all", "own disks", "own node", "all, and everybody seems slow", "own disks, and everybody seems slow",
-         "two ends"],
+         "two ends", "own node that helps out"],
 )  # fmt: skip
 @pytest.mark.parametrize(("num_chunks", "window", "per_node", "depth"), [(3, 2, 1, 7), (3, 2, 2, 6), (2, 1, 1, 8)])
 def test_every_history_of_a_small_world_keeps_the_promises(
@@ -287,6 +291,57 @@ def test_a_node_that_was_slow_gets_work_again_in_later_epochs():
 def test_a_share_that_fits_the_speeds_has_both_sides_busy(share, num_nodes):
     speeds = {"own": share * num_nodes / (1 - share), **{f"node-{number}": 1.0 for number in range(num_nodes)}}
     assert chunks_per_s(speeds, share=share) >= 0.95 * sum(speeds.values())
+
+
+def made_by_own(node_per_s, own_per_s, loop_per_s, num_chunks=400):
+    """Of so many chunks, how many the trainer's own node makes where it helps out; and chunks a second."""
+    machine = Dispatch(num_chunks, window=20, per_node=3, own="own")
+    rates = {"node": node_per_s, "own": own_per_s}
+    queues, ends, made, ready, now = {"node": [], "own": []}, {}, {"node": 0, "own": 0}, 0, 0.0
+
+    def apply(decisions):
+        nonlocal ready
+        for decision in decisions:
+            match decision:
+                case Assign(node, chunk):
+                    queues[node].append(chunk)
+                    ends.setdefault(node, now + 1 / rates[node])
+                case Deliver():
+                    ready += 1
+        if ready and "loop" not in ends:
+            ends["loop"] = now + 1 / loop_per_s
+
+    apply(machine.node_up("node", "own"))
+    while ends:
+        who = min(ends, key=ends.get)
+        now = ends.pop(who)
+        if who == "loop":
+            ready -= 1
+            apply(machine.taken())
+            continue
+        chunk = queues[who].pop(0)
+        made[who] += 1
+        if queues[who]:
+            ends[who] = now + 1 / rates[who]
+        apply(machine.finished(who, chunk))
+    return made["own"], num_chunks / now
+
+
+def test_an_own_node_rests_while_the_others_keep_the_trainer_supplied():
+    own, rate = made_by_own(node_per_s=3.0, own_per_s=3.0, loop_per_s=1.0)
+    assert own <= 4, "the first chunks, of which nobody knows yet"
+    assert rate >= 0.98
+
+
+def test_an_own_node_does_what_is_missing_where_the_others_are_not_enough():
+    own, rate = made_by_own(node_per_s=1.0, own_per_s=3.0, loop_per_s=2.0)
+    assert rate >= 0.97 * 2.0
+    assert 0.45 <= own / 400 <= 0.55
+
+
+def test_both_sides_are_busy_where_the_trainer_wants_more_than_both_make():
+    _, rate = made_by_own(node_per_s=1.0, own_per_s=0.5, loop_per_s=10.0)
+    assert rate >= 0.95 * 1.5
 
 
 def test_an_own_node_that_is_slower_than_planned_leaves_its_chunks_to_the_others():

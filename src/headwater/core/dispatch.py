@@ -18,8 +18,10 @@ do its chunks.
 Where the trainer has a node of its own (`own`), some chunks are for that one (`is_own`), and all others for the
 others: what it reads comes over the trainer's own link, so how much it does is the plan's business. Only where the
 trainer waits, and one of the others has nothing to do, is one of its chunks taken over; where none of them is up, it
-does theirs; and a chunk that failed once is for everybody. Without `is_own` every chunk is for everybody. It has at
-most `own_out` chunks out, however many others have: what it reads early, rows that are wanted now have to wait for.
+does theirs; and a chunk that failed once is for everybody. Without `is_own` every chunk is for everybody, and the
+trainer's own node helps out: it takes none while nodes alone keep the trainer supplied, since its core may be the one
+that the trainer's steps need. It has at most `own_out` chunks out, however many others have: what it reads early, rows
+that are wanted now have to wait for.
 
 Work may begin in two places at once (`tail`): the trainer uses up the head of an epoch, and the tail is made meanwhile,
 up to a window of its own. That is how two-ended preprocessing with one switch is carried out (`core.prongs`).
@@ -144,6 +146,7 @@ class Dispatch:
         self._max_failures = max_failures
         self._able = able
         self._own, self._is_own, self._own_out = own, is_own, own_out
+        self._supplied = min(window, per_node + 1)  # chunks made ahead: with so many, nodes need no help
         self._for_all: set[int] = set()  # failed once, on whomever they were for
         self._next_new = [front.start for front in self._fronts]  # chunks from here on are beyond its window
         self._waiting: list[int] = []  # within the window, in order, and out nowhere
@@ -302,8 +305,15 @@ class Dispatch:
         return bool(others) and chunk not in self._for_all and not any(self._has_room(node) for node in others)
 
     def _has_room(self, node: str) -> bool:
-        most = min(self._per_node, self._own_out) if node == self._own else self._per_node
-        return len(self._out[node]) < most
+        if node != self._own:
+            return len(self._out[node]) < self._per_node
+        helps = self._is_own is not None or len(self._out) == 1 or self._made_ahead < self._supplied
+        return helps and len(self._out[node]) < min(self._per_node, self._own_out)
+
+    @property
+    def _made_ahead(self) -> int:
+        """Chunks that are made, and that the trainer has not used up."""
+        return len(self._kept) + self._delivered - self._taken
 
     def _is_failing(self, node: str) -> bool:
         """Has it failed so often that others come first? After a while it is tried again."""
