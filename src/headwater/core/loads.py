@@ -180,9 +180,9 @@ class Pricing:
         self._alike = [Alike(tuple(names), device, link) for (device, link), names in groups.items()]
         self._on_accelerator = profile.trainer.suffix_on == "accelerator"
         there_s, here_s = profile.node.decode_s, profile.trainer.decode_s
-        self._own_ratio = min(max(here_s / there_s, _ALIKE[0]), _ALIKE[1]) if here_s > 0 and there_s > 0 else 1.0
+        self.own_ratio = min(max(here_s / there_s, _ALIKE[0]), _ALIKE[1]) if here_s > 0 and there_s > 0 else 1.0
         measured = profile.trainer.engine_ratio
-        self._engine_ratio = self._own_ratio if measured is None else measured
+        self.engine_ratio = self.own_ratio if measured is None else measured
 
     def choice(self, plan: Plan) -> Choice:
         """What this plan fixes; PlanError if it was not measured or can't be on this rig."""
@@ -270,10 +270,10 @@ class Pricing:
         here_bytes = (choice.row_bytes if choice.near else choice.raw_bytes) + framing_bytes
         # Pixels are made by its own threads, and cross no wire at all.
         like_node_s = choice.encode_s + node.chunk_s / chunk_rows + node.send_s_per_byte * here_bytes + node.overhead_s
-        own_engine_s = self._engine_ratio * engine_s
+        own_engine_s = self.engine_ratio * engine_s
         own_s = own_receive_s = fetch_s
         if choice.prefix:
-            own_s = fetch_s + trainer.finish_s + own_engine_s + self._own_ratio * like_node_s
+            own_s = fetch_s + trainer.finish_s + own_engine_s + self.own_ratio * like_node_s
             own_receive_s = own_s + trainer.receive_s_per_byte * here_bytes
         own = {"own_s": own_s, "own_engine_s": own_engine_s, "own_bytes": stored_bytes}
         if not choice.near:
