@@ -100,6 +100,11 @@ class Front:
         return min(self.stop, max(taken, self.start) + self.window)
 
 
+def window_of(num_workers: int, per_worker: int, more_ahead: int = 0) -> int:
+    """Chunks that are out or wait for their turn: for each worker one more than it has out, and one in use."""
+    return (per_worker + 1) * num_workers + 1 + more_ahead
+
+
 def late_after_s(num_replies: int, taken_s: float) -> float:
     """How long a trainer waits for nothing before the clock goes on, where so many replies took so long, the first one
     not counted.

@@ -15,6 +15,7 @@ import numpy as np
 from headwater.core import form
 from headwater.core.codecs import wire_row_bytes
 from headwater.core.cut import Cut
+from headwater.core.dispatch import window_of
 from headwater.core.form import Flag, Number, formed
 from headwater.core.plan import Plan
 from headwater.core.profile import Profile
@@ -309,9 +310,9 @@ class Pricing:
         return rows * min(knobs.prefetch, -(-self.job.num_samples // rows)) if in_turn else rows
 
     def _window(self, knobs: Plan, choice: Choice) -> int:
-        """Chunks under way or kept, as the feed sets it: for each worker one more than it has out, and one in use."""
+        """Chunks under way or kept, as the feed sets it."""
         workers = len(self.rig.nodes) + (knobs.host_share > 0) if choice.near else 1
-        return (knobs.prefetch + 1) * workers + 1 + more_ahead(knobs.host_share)
+        return window_of(workers, knobs.prefetch, more_ahead(knobs.host_share))
 
     def _under_way(self, knobs: Plan) -> int:
         """Rows that a node, or a trainer that decodes, has buffers for at once."""
