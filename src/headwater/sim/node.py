@@ -167,7 +167,7 @@ class Refused(Exception):  # noqa: N818 - the world makes a PlanError of it
     """A node can't do this at all."""
 
     def __init__(self, name: str, need_bytes: int, has_bytes: int) -> None:
-        super().__init__(f"a group of one row needs {need_bytes / 1e9:.2f} GB on {name} (has {has_bytes / 1e9:.2f} GB); "
+        super().__init__(f"a group of one row needs {need_bytes / 1e9:.2f} GB on {name} (has {has_bytes / 1e9:.2f}); "
                          "cut earlier, or give the node more memory")  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The rig file: what there is to run on, what goes wrong when, and what it costs, as TOML (docs/simulator.md).
 
 Owns its records, its checks, and the way from a file. Every fault is in the one error. A rig file says more than
-`core.rig.Rig`, which is what plans are priced on: disks, accelerators near the data, caches, prices, faults; and machines
+`core.rig.Rig`, which is what plans are priced on: disks, accelerators near the data, caches, prices, faults. Machines
 come in groups, `count` of one kind.
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from headwater.core import form
 from headwater.core.form import Flag, Many, Number, Part, Table, Text, formed
+from headwater.core.profile import NodeCosts, TrainerCosts
 from headwater.core.rig import Device, Link, Rig
 from headwater.errors import ConfigError
 
@@ -29,6 +30,16 @@ _SPEED = Number(1e-4, 1e6, zero="a device that does no work; leave it out")
 _MEMORY = Number(1 << 20, 1e15, whole=True, optional=True)
 _WATTS = Number(0.0, 1e6, optional=True)
 _PRICE = Number(0.0, 1e6)
+
+
+class _Maybe:
+    """The form of a text that may be missing."""
+
+    def read(self, value: object, where: str, faults: list[str]) -> str | None:
+        return None if value is None else Text().read(value, where, faults)
+
+
+_NAME = _Maybe()
 _COUNT = Number(1, 1e6, whole=True, zero="a group of no machines; leave it out")
 _SECONDS = Number(0.0, 1e7)
 _PART = Number(0.0, 1.0)
@@ -161,6 +172,23 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Data:
+    """Costs that come with `layers`: bytes of a stored sample and of its pixels; seconds that no layer tells, by the
+    names of `core.profile` with the side in front, such as node_decode_s or trainer_step_s."""
+
+    sample_bytes: float = field(metadata=formed(Number(1.0, 1e12)))
+    pixel_bytes: float = field(metadata=formed(Number(1.0, 1e12)))
+    costs: Mapping[str, float] = field(default_factory=dict, metadata=formed(Table(Number(0.0, 1e5))))
+
+    def __post_init__(self) -> None:
+        form.check_record(self, "data")
+        known = {f"node_{each.name}" for each in fields(NodeCosts)} | {
+            f"trainer_{each.name}" for each in fields(TrainerCosts)}  # fmt: skip
+        if unknown := sorted(set(self.costs) - known):
+            raise ConfigError(f"costs: {', '.join(unknown)} is no cost of a profile")
+
+
+@dataclass(frozen=True)
 class RigFile:
     """All of it. `profile` and `layers` name files with what work costs, beside this one."""
 
@@ -173,13 +201,12 @@ class RigFile:
     seed: int = field(default=0, metadata=formed(Number(0, 1 << 62, whole=True)))
     jitter: float = field(default=0.0, metadata=formed(_PART))  # relative spread of what a group takes
     shared_cores: bool = field(default=False, metadata=formed(Flag()))
-    profile: str | None = field(default=None, metadata=formed(Text()))
-    layers: str | None = field(default=None, metadata=formed(Text()))
+    profile: str | None = field(default=None, metadata=formed(_NAME))
+    layers: str | None = field(default=None, metadata=formed(_NAME))
+    data: Data | None = field(default=None, metadata=formed(Part(Data, optional=True)))
 
     def __post_init__(self) -> None:
-        for each in ("profile", "layers"):
-            if getattr(self, each) is None:
-                continue
+        form.check_record(self, "rig")
         faults = rig_faults(self)
         if faults:
             raise ConfigError("; ".join(faults))
@@ -239,6 +266,10 @@ def rig_faults(file: RigFile) -> list[str]:
         faults.append(f"{file.job.num_samples} samples can't be shared by {file.num_trainers} trainers")
     if not file.nodes and file.store.link is None:
         faults.append("there are no nodes and no store.link: nobody reaches the data")
+    if file.layers is not None and file.data is None:
+        faults.append("layers say nothing about samples: give [data] with sample_bytes and pixel_bytes")
+    if file.profile is not None and file.layers is not None:
+        faults.append("profile and layers both say what work costs; leave one out")
     if file.shared_cores and (file.num_nodes != 1 or file.num_trainers != 1):
         faults.append("shared_cores is for one node on one trainer's machine")
     return faults
