@@ -40,6 +40,7 @@ class Outcome:
     limited_by: str
     num_chunks: int
     num_again: int
+    num_events: int  # of the clock, while it was played
     faults: tuple[str, ...] = ()
     steps: tuple[tuple[float, int], ...] = field(default=(), repr=False)  # of the first trainer: when, rows so far
     arrived: tuple[tuple[float, int], ...] = field(default=(), repr=False)
@@ -112,7 +113,7 @@ def gather(world: World, costs: Costs, stopped: list[str]) -> Outcome:
         down_bytes=down,
         up_bytes=up,
         store_bytes=sum(each.num_bytes for each in world.stores),
-        sum_bytes=0.0,
+        sum_bytes=world.sync.num_bytes if world.sync is not None else 0.0,
         busy=busy,
         memory_bytes=memory,
         cpu_s=cpu,
@@ -121,6 +122,7 @@ def gather(world: World, costs: Costs, stopped: list[str]) -> Outcome:
         limited_by=max(busy, key=lambda name: busy[name][0], default=""),
         num_chunks=sum(each.progress.num_chunks for each in world.trainers),
         num_again=sum(each.progress.num_again for each in world.trainers),
+        num_events=next(env._eid),
         faults=tuple(stopped),
         steps=tuple(first.steps),
         arrived=tuple(first.arrived),

@@ -39,7 +39,7 @@ class Rounds:
         self._bytes = num_bytes * (ring_parts(num_workers) if kind == RING else 1.0)
         self._lines: dict[Any, tuple[Line, Line]] = {}
         self._rounds: dict[int, tuple[list[Any], list[simpy.Event]]] = {}
-        self._count = 0
+        self.num_bytes = 0.0  # that trainers have sent for sums
         self._done: dict[Any, int] = {}
 
     def join(self, who: Any, down: Line, up: Line) -> None:
@@ -68,4 +68,5 @@ class Rounds:
 
         for line in lines:
             line.num_bytes += self._bytes
+        self.num_bytes += self._bytes * len(here)
         together([lambda one, line=line: line.use(self._bytes, one) for line in lines], through)  # type: ignore[misc]

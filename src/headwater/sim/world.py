@@ -7,7 +7,7 @@ the order of events, and what is drawn is drawn from the rig's seed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -63,6 +63,7 @@ class World:
     network: tuple[Line, ...]
     stores: list[Line]
     spans: list[Span] | None
+    sync: Rounds | None = None
 
 
 def fit_faults(plan: Plan, cuts: Sequence[Cut], profile: Profile, file: RigFile) -> list[str]:
@@ -195,7 +196,7 @@ def _add_trainers(
     dealing = Dealing(file.job.num_samples, file.job.batch_size, file.num_trainers, file.job.drop_last)
     sync = None
     if file.job.reduce != NONE and file.num_trainers > 1:
-        sync = Rounds(env, file.num_trainers, file.job.gradient_bytes, file.job.reduce)
+        sync = world.sync = Rounds(env, file.num_trainers, file.job.gradient_bytes, file.job.reduce)
     keeper = _Keeper(file, plan, taking.raw_bytes) if any(each.cache_bytes for each in file.nodes) else None
     names = list(world.nodes)
     need = None
@@ -333,8 +334,3 @@ class _Keeper:
         if has is not None and len(has) < self._room[worker]:
             samples = self._mine(rank, epoch)[entries.start : entries.stop].tolist()
             has.update(samples[: self._room[worker] - len(has)])
-
-
-def scaled(file: RigFile, **changes: Any) -> RigFile:
-    """The same rig with some of its parts changed."""
-    return replace(file, **changes)
