@@ -22,8 +22,8 @@ def test_the_verbs_of_the_command_line():
     from headwater.cli import typer_app
 
     command = typer.main.get_command(typer_app)
-    assert sorted(command.commands) == ["compare", "cuts", "nodes", "pack", "plan", "profile", "reduce", "serve", "simulate",
-                                        "token", "train"]
+    verbs = ["compare", "cuts", "nodes", "pack", "plan", "profile", "reduce", "serve", "simulate", "token", "train"]
+    assert sorted(command.commands) == verbs
     options = {name: sorted(option for each in verb.params for option in each.opts if option.startswith("--"))
                for name, verb in command.commands.items()}  # fmt: skip
     assert options == {
@@ -67,6 +67,7 @@ def test_the_verbs_of_the_command_line():
             "--tokens",
         ],
         "simulate": [
+            "--job",
             "--json",
             "--layers",
             "--output",

@@ -17,7 +17,14 @@ from headwater.sim.layers import Layer, read_layers
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "scenarios"
 RESULTS = ROOT / "docs" / "results"
-NAMES = {"ssd-off": "ssdoff", "partitioned": "partitioned", "hapi": "hapi", "ddlp": "ddlp", "in-network": "innetwork"}
+NAMES = {
+    "ssd-off": "ssdoff",
+    "partitioned": "partitioned",
+    "hapi": "hapi",
+    "ddlp": "ddlp",
+    "in-network": "innetwork",
+    "fleet": "fleet",
+}
 
 
 @dataclass

@@ -139,10 +139,47 @@ def test_traces_and_outcomes_are_compared_with_their_own_kind(sim, files):
 def test_the_command_writes_what_it_says(sim, files, capsys):
     from headwater.cli import typer_app
 
-    arguments = ["simulate", str(files / "plan.json"), "--rig", str(files / "rig.toml"), "--profile",
-                 str(files / "profile.json"), "--trace", str(files / "t.json"), "-o", str(files / "o.json"), "--json"]  # fmt: skip
+    arguments = ["simulate", str(files / "plan.json"), "--rig", str(files / "rig.toml"), "--json"]
+    for option, name in (("--profile", "profile.json"), ("--trace", "t.json"), ("-o", "o.json")):
+        arguments += [option, str(files / name)]
     typer_app(arguments, standalone_mode=False)
     said = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert said["estimated"] is True
     assert said == json.loads((files / "o.json").read_text())
     assert json.loads((files / "t.json").read_text())["traceEvents"]
+
+
+def test_a_job_file_gives_its_batch_its_epochs_and_its_watts(sim, files, capsys):
+    from headwater.cli import typer_app
+
+    (files / "job.toml").write_text(
+        "[model]\nname = 'timm:resnet18'\n[data]\nurl = 'file:///tmp'\ntransforms = 'a:b'\n"
+        "[train]\nepochs = 2\nbatch_size = 64\n[power]\nnode_idle_w = 5.0\nnode_busy_w = 10.0\n"
+    )
+    arguments = ["simulate", str(files / "plan.json"), "--rig", str(files / "rig.toml"), "--json"]
+    for option, name in (("--profile", "profile.json"), ("--job", "job.toml")):
+        arguments += [option, str(files / name)]
+    typer_app(arguments, standalone_mode=False)
+    said = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert said["num_samples"] == 2 * 640
+    assert said["energy_j"]["node"] > 0
+
+
+def test_a_picture_of_a_sweep(sim, files, capsys):
+    from headwater.cli import typer_app
+
+    pytest.importorskip("matplotlib")
+    arguments = [
+        "simulate",
+        str(files / "plan.json"),
+        "--rig",
+        str(files / "rig.toml"),
+        "--json",
+        "--sweep",
+        "nodes=1..2",
+    ]
+    for option, name in (("--profile", "profile.json"), ("--picture", "s.png")):
+        arguments += [option, str(files / name)]
+    typer_app(arguments, standalone_mode=False)
+    assert (files / "s.png").read_bytes().startswith(b"\x89PNG")
+    assert [each["nodes"] for each in json.loads(capsys.readouterr().out.strip().splitlines()[-1])] == [1, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from headwater.cli.needs import check_folders, needs_simpy
 
 if TYPE_CHECKING:
     from headwater.sim.outcome import Outcome
+    from headwater.sim.rigfile import RigFile
     from headwater.sim.sweep import Swept
 
 
@@ -24,6 +26,7 @@ def simulate(
     profile: Path = typer.Option(
         None, help="What work costs (`headwater profile -o`); the rig file's, if it names one."
     ),
+    job: Path = typer.Option(None, help="A job file, for its batch size, its epochs and its watts."),
     layers: Path = typer.Option(None, help="What work costs, as a CSV of layers, for hardware that is not there."),
     stages: Path = typer.Option(None, help="A live run's trace (`headwater train --trace`): its stages' own times."),
     trace: Path = typer.Option(None, help="Write a timeline here, which ui.perfetto.dev opens."),
@@ -40,6 +43,8 @@ def simulate(
 
     check_folders(trace, picture, output)
     found = read_inputs(plan, rig, profile=profile, layers=layers, stages=stages, sweeps=parse_sweeps(sweep))
+    if job is not None:
+        found = replace(found, rig=_with_job(found.rig, job))
     console = Console(stderr=as_json)
     if found.sweeps:
         swept = play_all(found, lambda text: console.print(text, style="dim"))
@@ -67,6 +72,25 @@ def simulate(
         show(outcome, console, time.perf_counter() - begun)
     for path in filter(None, (trace, output)):
         console.print(f"written: {path}")
+
+
+def _with_job(rig: RigFile, path: Path) -> RigFile:
+    """The rig with what a job file says of the run. Watts that the rig file states go before the job's."""
+    from headwater.cli.jobfile import read_job
+
+    job = read_job(path)
+    watts = job.power.known()
+
+    def lit(group: Any, kind: str) -> Any:
+        idle, busy = watts.get(kind, (None, None))
+        return group if group.idle_w is not None else replace(group, idle_w=idle, busy_w=busy)
+
+    return replace(
+        rig,
+        job=replace(rig.job, batch_size=job.train.batch_size, num_epochs=job.train.epochs),
+        nodes=tuple(lit(each, "node") for each in rig.nodes),
+        trainers=tuple(lit(each, "trainer") for each in rig.trainers),
+    )
 
 
 def show(outcome: Outcome, console: Console, taken_s: float) -> None:

@@ -265,7 +265,7 @@ class Trainer:
         self.progress.num_again += chunk in self._handed
         self._handed.add(chunk)
         waiting: deque[int] = deque()
-        left, is_receiving, since = rows, False, self.env.now
+        left, is_receiving = rows, False
 
         def ask() -> None:
             order = Order(self.tenant, chunk, rows, self.plan.node_batch, worker.making, way.down, part, _nothing,
@@ -298,7 +298,6 @@ class Trainer:
             self._made(name, epoch, entries)
             if number != self._number or self._machine is None or name not in self._up:
                 return
-            self._span(f"from {name}", "chunk", since, chunk)
             if name != self.own:
                 self._replies += 1
                 self._first_reply = self._first_reply or self.env.now
