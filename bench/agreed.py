@@ -9,25 +9,45 @@ from typing import Any
 from torch.nn.functional import cross_entropy
 
 from bench import planned
-from headwater.core.loads import JobSize
+from headwater.core.loads import JobSize, Pricing
+from headwater.core.plan import Plan
 from headwater.core.rig import Rig
 from headwater.core.search import search
+
+CALIBRATE_S = 4.0
 
 
 class Trainer(planned.Trainer):
     """Measures once, and then carries out whatever plan it is given."""
 
     def profile(self, codec: str) -> dict[str, Any]:
-        """What was measured on the rig as it is now."""
+        """What was measured on the rig as it is now, and what a step costs beyond its parts (`beyond_s`)."""
         self.plan(codec)
         assert self._job is not None
         assert self._job.measured is not None
         measured = self._job.measured
-        return {
-            "profile": replace(measured.profile, cuts=measured.offered).to_json(),
-            "rig": measured.rig.to_json(),
-            "num_samples": len(self._job.samples),
-        }
+        whole = replace(measured.profile, cuts=measured.offered)
+        whole = replace(whole, trainer=replace(whole.trainer, step_s=whole.trainer.step_s + self.beyond_s(codec)))
+        return {"profile": whole.to_json(), "rig": measured.rig.to_json(), "num_samples": len(self._job.samples)}
+
+    def beyond_s(self, codec: str) -> float:
+        """CPU-seconds of this process for a step, beyond what the profile says of its parts.
+
+        A profile has no cost of its own for a step and for receiving a chunk (docs/cost-model.md). One plan tells,
+        run here, on the rig that was profiled: the best one that leaves everything but the suffix to the node.
+        """
+        assert self._job is not None
+        assert self._job.measured is not None
+        measured = self._job.measured
+        size = JobSize(len(self._job.samples), planned.BATCH, counts_setup=False)
+        offered = [Plan.from_json(each) for each in self.plans(measured.rig.to_json(), codec)]
+        plan = next(each for each in offered if each.uses_storage and each.has_prefix and not each.host_share)
+        found = [self.seconds(plan.to_json(), 30 * planned.BATCH, CALIBRATE_S) for _ in range(2)][-1]
+        pricing = Pricing(measured.offered, measured.profile, measured.rig, size)
+        work = pricing.work(plan, pricing.choice(plan))
+        cpu_s = found["busy"] * found["seconds"] / found["rows"]
+        beyond = cpu_s - float(work.receive_s + work.loop_s + work.suffix_s)
+        return max(0.0, planned.BATCH * beyond)
 
     def plans(self, rig: dict[str, Any], codec: str) -> list[dict[str, Any]]:
         """Every plan for a rig as it is described, best first; nothing is measured."""

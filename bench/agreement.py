@@ -4,8 +4,8 @@ Claim: over at least 30 points of plan × rig, the time that the simulator says 
 takes in the mean, and nowhere 20 % off; and of two plans on the same rig that differ live by more than a tenth, the
 simulator puts the same one first.
 
-Costs are measured once for each model, over a link of 1 Gbit/s and with a whole core at the storage; then links and
-cores are set to what each point says, and the rig file says the same: the rate that was asked for times the part of it
+Costs are measured once for each model, over a link of 1 Gbit/s and with a whole core at the storage, what a step costs
+beyond its parts among them, by one plan that is run there; then links and cores are set to what each point says, and the rig file says the same: the rate that was asked for times the part of it
 that TCP carries (`docs/rig.md`), and the share of a core. Nothing is measured again. Live and simulated runs do the
 same: an epoch from its beginning until the loop has done its steps for so many rows.
 
@@ -97,8 +97,8 @@ def one_rig(
         runs.append((plan, rows, seconds_until(play(plan, profile.cuts, profile, file, stop_after=rows), rows)))
     up.set_rate("trainer", 1000)
     up.set_cpu("storage", 1.0)
-    for plan, _, _ in runs:  # a node tries engines when it first gets a cut, with a whole core
-        trainer.ask(what="warm", plan=plan.to_json())
+    for plan, _, _ in runs:  # both sides load what they run; a node tries engines when it first gets a cut
+        trainer.ask(what="seconds", plan=plan.to_json(), num_rows=2 * BATCH, at_most_s=MOST_S)
     up.set_rate("trainer", mbit)
     up.set_cpu("storage", share)
     live: dict[int, list[dict[str, float]]] = {}
@@ -218,6 +218,8 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
             f"of the rig: {PAYLOAD:g} of a link's bits, and the share of a core",
             "seconds: from the beginning of an epoch until the loop has done its steps for so many rows; live the "
             "median of the runs",
+            "to a profile comes what a step costs beyond its parts, from one plan that is run on the profile's own rig; "
+            "it is in no point",
             f"while the simulator was built, other points were looked at: {', '.join(TUNING)}",
         ],
         draw=lambda path: draw(cases, path),
