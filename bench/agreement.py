@@ -5,9 +5,10 @@ takes in the mean, and nowhere 20 % off; and of two plans on the same rig that d
 simulator puts the same one first.
 
 Costs are measured once for each model, over a link of 1 Gbit/s and with a whole core at the storage, what a step costs
-beyond its parts among them, by one plan that is run there; then links and cores are set to what each point says, and the rig file says the same: the rate that was asked for times the part of it
-that TCP carries (`docs/rig.md`), and the share of a core. Nothing is measured again. Live and simulated runs do the
-same: an epoch from its beginning until the loop has done its steps for so many rows.
+beyond its parts among them, by one plan that is run there. Then links and cores are set to what each point says, and
+the rig file says the same: the rate that was asked for times the part of it that TCP carries (`docs/rig.md`), and the
+share of a core. Nothing is measured again. Live and simulated runs do the same: an epoch from its beginning until the
+loop has done its steps for so many rows.
 
 None of these points was looked at while the simulator was built; that was done on the points of `TUNING`, another
 model.
@@ -218,8 +219,8 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
             f"of the rig: {PAYLOAD:g} of a link's bits, and the share of a core",
             "seconds: from the beginning of an epoch until the loop has done its steps for so many rows; live the "
             "median of the runs",
-            "to a profile comes what a step costs beyond its parts, from one plan that is run on the profile's own rig; "
-            "it is in no point",
+            "to a profile comes what a step costs beyond its parts, from one plan that is run on the profile's own "
+            "rig, which is no point",
             f"while the simulator was built, other points were looked at: {', '.join(TUNING)}",
         ],
         draw=lambda path: draw(cases, path),
