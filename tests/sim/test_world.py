@@ -123,3 +123,18 @@ def test_moving_nothing_asks_no_node(sim):
     outcome = sim.play(Plan(), sim.rig())
     assert outcome.down_bytes == 0
     assert outcome.store_bytes == pytest.approx(2000 * 110e3)
+
+
+def test_a_node_on_the_trainers_machine_takes_of_its_cores(sim):
+    plan = sim.near(3)
+    apart, shared = (sim.play(plan, sim.rig(1000, shared_cores=each)) for each in (False, True))
+    node_s, trainer_s = apart.cpu_s["node"], apart.cpu_s["trainer"]
+    assert shared.seconds == pytest.approx(node_s + trainer_s, rel=0.05)
+    assert apart.seconds < 0.8 * shared.seconds
+
+
+def test_a_trainer_with_many_nodes_uses_its_part_of_them(sim):
+    file = sim.rig(1000, num_nodes=6, num_trainers=3, trainer={"nodes_each": 2}, num_samples=960)
+    outcome = sim.play(sim.near(5), file)
+    assert outcome.num_samples == 960
+    assert outcome.busy["node cores"][1] < 1.5 * outcome.busy["node cores"][0]

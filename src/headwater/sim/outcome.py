@@ -122,7 +122,7 @@ def gather(world: World, costs: Costs, stopped: list[str]) -> Outcome:
         limited_by=max(busy, key=lambda name: busy[name][0], default=""),
         num_chunks=sum(each.progress.num_chunks for each in world.trainers),
         num_again=sum(each.progress.num_again for each in world.trainers),
-        num_events=next(env._eid),
+        num_events=next(env._eid),  # SimPy numbers its events; nothing public tells
         faults=tuple(stopped),
         steps=tuple(first.steps),
         arrived=tuple(first.arrived),

@@ -206,7 +206,10 @@ def _add_trainers(
     number = 0
     for group in file.trainers:
         for name in group.names:
-            machine = world.machines[name] = Machine(env, _build_of(name, group))
+            if file.shared_cores and names:  # one machine does both
+                machine = world.machines[names[0]]
+            else:
+                machine = world.machines[name] = Machine(env, _build_of(name, group))
             port = _ends(env, group.port) if group.port is not None else None
             if port is not None:
                 world.ports[name] = port
