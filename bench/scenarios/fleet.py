@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
 from bench.scenarios.page import FOLDER, Page
 from headwater.core.cut import Cut
+from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, window_of
 from headwater.sim.inputs import Inputs, read_inputs
 from headwater.sim.outcome import Outcome
 from headwater.sim.rigfile import DIES, NONE, RING, SLOWS, SWITCH, Fault
@@ -27,6 +29,10 @@ def run() -> Page:
                      outcome.limited_by, taken_s])  # fmt: skip
     page.table("Nodes and trainers together", ["nodes", "trainers", "pictures/s", "of the nodes' cores",
                "trainers wait for rows", "busiest", "played in, s (measured)"], rows)  # fmt: skip
+    rows = [[nodes, 1e6 * each_s, 1 / each_s, 32 / each_s] for nodes in (10, 30, 100, 300, 1000)
+            if (each_s := dispatch_s(nodes))]  # fmt: skip
+    page.table("One trainer's dispatch by itself (measured, on one core)", ["nodes", "us a chunk", "chunks/s at most",
+               "rows/s at most, chunks of 32"], rows)  # fmt: skip
     rows = []
     for trainers, kind in ((50, RING), (100, RING), (500, RING), (500, SWITCH)):
         at = fleet(given, 10000, trainers)
@@ -71,6 +77,25 @@ def run() -> Page:
     page.table("A tenth of it: what buying brings", ["", "pictures/s", "money an hour", "money a million pictures",
                "J a picture"], rows)  # fmt: skip
     return page
+
+
+def dispatch_s(nodes: int, num_chunks: int = 2000) -> float:
+    """Seconds for a chunk: its reply, what is handed out then, and its use, with this many nodes of one speed."""
+    names = [f"store-{number}" for number in range(nodes)]
+    machine = Dispatch(num_chunks + 6 * nodes, window=window_of(nodes, 3), per_node=3)
+    under_way: deque[tuple[str, int]] = deque()
+
+    def follow(decisions: list[Decision]) -> int:
+        under_way.extend((each.node, each.chunk) for each in decisions if isinstance(each, Assign))
+        return sum(isinstance(each, Deliver) for each in decisions)
+
+    ready = follow(machine.node_up(*names))
+    begin = time.perf_counter()
+    for _ in range(num_chunks):
+        ready += follow(machine.finished(*under_way.popleft()))
+        while ready:
+            ready += follow(machine.taken()) - 1
+    return (time.perf_counter() - begin) / num_chunks
 
 
 def of_cores(outcome: Outcome, nodes: int) -> float:
