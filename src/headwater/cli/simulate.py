@@ -132,8 +132,9 @@ def _show_sweep(swept: Swept, console: Console) -> None:
         table.add_column(name, justify="left" if name == "limited by" else "right")
     for point, each in swept.points:
         joules = sum(each.energy_j.values()) / each.num_samples if each.energy_j and each.num_samples else None
-        cells: list[Any] = [*(f"{value:g}" for value in point), f"{each.samples_per_s:,.1f}", f"{each.seconds:,.2f}", f"{each.down_bytes:,.3g}",
-                            "" if joules is None else f"{joules:.3g}",
-                            f"{sum(each.money.values()):.4g}" if each.money else "", each.limited_by]  # fmt: skip
-        table.add_row(*map(str, cells))
+        cells = [f"{value:g}" for value in point]
+        cells += [f"{each.samples_per_s:,.1f}", f"{each.seconds:,.2f}", f"{each.down_bytes:,.3g}"]
+        cells += ["" if joules is None else f"{joules:.3g}"]
+        cells += [f"{sum(each.money.values()):.4g}" if each.money else "", each.limited_by]
+        table.add_row(*cells)
     console.print(table)

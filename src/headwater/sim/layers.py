@@ -17,6 +17,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headwater.core.cut import Cut
 from headwater.core.profile import Key, NodeCosts, Profile, Sizes, TrainerCosts
@@ -127,8 +128,12 @@ def profile_of(
         back = seconds_on(layer, here, batch, backward=True) if layer.backward_s else 0.0
         suffix.append(suffix[-1] + seconds_on(layer, here, batch) + back)
     suffix.reverse()
-    node = {name.removeprefix("node_"): value for name, value in costs.items() if name.startswith("node_")}
-    trainer = {name.removeprefix("trainer_"): value for name, value in costs.items() if name.startswith("trainer_")}
+    node: dict[str, Any] = {
+        name.removeprefix("node_"): value for name, value in costs.items() if name.startswith("node_")
+    }
+    trainer: dict[str, Any] = {
+        name.removeprefix("trainer_"): value for name, value in costs.items() if name.startswith("trainer_")
+    }
     free = dict.fromkeys(("fp16", "bf16", "int8"), 0.0)
     return Profile(
         Key("layers", "none", "none", "none", "none", "0"),

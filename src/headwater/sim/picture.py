@@ -18,8 +18,8 @@ def draw(swept: Swept, path: Path) -> None:
     from matplotlib import pyplot
 
     lines: dict[tuple[float, ...], list[tuple[float, float]]] = {}
-    for (first, *rest), outcome in swept.points:
-        lines.setdefault(tuple(rest), []).append((first, outcome.samples_per_s))
+    for point, outcome in swept.points:
+        lines.setdefault(point[1:], []).append((point[0], outcome.samples_per_s))
     figure, axis = pyplot.subplots(figsize=(8, 4.6), layout="constrained")
     for rest, points in lines.items():
         label = ", ".join(f"{name} {value:g}" for name, value in zip(swept.names[1:], rest, strict=True))

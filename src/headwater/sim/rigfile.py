@@ -255,7 +255,8 @@ def rig_faults(file: RigFile) -> list[str]:
     faults = []
     if not file.trainers:
         faults.append("there is no trainer; give at least one [[trainers]]")
-    names = [name for each in (*file.nodes, *file.trainers) for name in each.names[:2]]
+    groups: list[Nodes | Trainers] = [*file.nodes, *file.trainers]
+    names = [name for each in groups for name in each.names[:2]]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         faults.append(f"more than one machine is called {', '.join(twice)}")
     known = {name for each in file.nodes for name in each.names}

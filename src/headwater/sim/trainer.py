@@ -7,7 +7,7 @@ as in `train.feed`; what a batch is, by `core.order.Dealing`. An epoch is one di
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ class Trainer:
         costs: Costs,
         workers: Mapping[str, tuple[Worker, Way]],
         own: str | None,
-        batches: Callable[[int], Sequence[int]],
+        batches: Callable[[int], Iterable[int]],
         *,
         memory_bytes: int | None = None,
         num_epochs: int = 1,
@@ -228,13 +228,16 @@ class Trainer:
         """The loop's own thread, then the suffix on as many cores as it spreads over, or on the accelerator."""
         taking, machine, done = self.costs.taking, self.machine, self.env.event()
 
+        def end() -> None:
+            done.succeed()
+
         def suffix() -> None:
             if taking.on_accelerator and machine.chip_shared is not None:
-                machine.chip_shared.use(rows * taking.suffix_s, done.succeed)
+                machine.chip_shared.use(rows * taking.suffix_s, end)
                 return
             count = max(1, min(machine.num_threads, taking.num_threads))
             work = rows * taking.suffix_s / count
-            together([lambda one: machine.cores.use(work, one)] * count, done.succeed)
+            together([lambda one: machine.cores.use(work, one)] * count, end)
 
         machine.cores.use(taking.step_s + rows * taking.loop_row_s, suffix)
         return done

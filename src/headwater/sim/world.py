@@ -6,7 +6,7 @@ the order of events, and what is drawn is drawn from the rig's seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -118,7 +118,7 @@ def play(
     trace: bool = False,
     stop_after: int | None = None,
     seconds: float | None = None,
-    node_profiles: dict[str, Profile] | None = None,
+    node_profiles: Mapping[str, Profile] | None = None,
 ) -> Outcome:
     """Carry the plan out in virtual time; PlanError if it does not fit the rig.
 
