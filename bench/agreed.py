@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from bench import planned
 from headwater.core.loads import JobSize, Pricing
-from headwater.core.plan import Plan
+from headwater.core.plan import PLACE, Plan
 from headwater.core.rig import Rig
 from headwater.core.search import search
 
@@ -34,14 +34,15 @@ class Trainer(planned.Trainer):
         """CPU-seconds of this process for a step, beyond what the profile says of its parts.
 
         A profile has no cost of its own for a step and for receiving a chunk (docs/cost-model.md). One plan tells,
-        run here, on the rig that was profiled: the best one that leaves everything but the suffix to the node.
+        run here, on the rig that was profiled: the best one near the data, with everything but the suffix on the node.
         """
         assert self._job is not None
         assert self._job.measured is not None
         measured = self._job.measured
         size = JobSize(len(self._job.samples), planned.BATCH, counts_setup=False)
         offered = [Plan.from_json(each) for each in self.plans(measured.rig.to_json(), codec)]
-        plan = next(each for each in offered if each.uses_storage and each.has_prefix and not each.host_share)
+        plan = next(each for each in offered if each.uses_storage and each.has_prefix)
+        plan = replace(plan, host_share=0.0, split=PLACE)
         found = [self.seconds(plan.to_json(), 30 * planned.BATCH, CALIBRATE_S) for _ in range(2)][-1]
         pricing = Pricing(measured.offered, measured.profile, measured.rig, size)
         work = pricing.work(plan, pricing.choice(plan))

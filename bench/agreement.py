@@ -34,12 +34,12 @@ from headwater.core.plan import Plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Link as Way
 from headwater.sim.outcome import Outcome
-from headwater.sim.rigfile import Nodes, RigFile, Store, Trainers, Work
+from headwater.sim.rigfile import Network, Nodes, RigFile, Store, Trainers, Work
 from headwater.sim.world import play
 
 # model → the rigs its plans are played on: Mbit/s, and the storage's share of a core
 POINTS = {
-    "lite0": ((10, 1.0), (100, 0.5)),
+    "lite0": ((20, 0.5), (200, 1.0)),
     "mobilenet": ((10, 0.5), (200, 1.0)),
     "resnet18": ((20, 1.0), (500, 0.5)),
     "vit": ((50, 0.5), (1000, 1.0)),
@@ -48,6 +48,7 @@ QUICK = {"mobilenet": ((10, 0.5),), "resnet18": ((20, 1.0),)}
 TUNING = {"shufflenet": ((10, 0.5), (200, 1.0)), "alexnet": ((50, 1.0),)}
 NUM_PLANS = 4  # for each rig
 PAYLOAD = 0.956  # of a link's bits that TCP carries (docs/rig.md)
+QUEUE_S, QUEUE_BYTES = 0.05, 64e3  # of a link's buffer, whichever is more (docs/rig.md)
 CODEC = "fp16"
 LIVE_S = 3.5  # that a run should take; the simulator says how many rows that are
 MOST_S = 4 * LIVE_S
@@ -139,6 +140,7 @@ def described(measured: dict[str, Any], mbit: float, share: float) -> RigFile:
         # The trainer's link is the thin one; the storage's are what a machine's own network carries.
         nodes=(Nodes(Way(1e10, 1e10), "node", cores=share),),
         store=Store(Way(1e10, 1e10)),
+        network=Network(queue_s=max(QUEUE_S, QUEUE_BYTES / rate)),
     )
 
 

@@ -71,3 +71,12 @@ def test_two_flows_that_meet_on_one_line_share_it():
         carry(env, [line, port], 50.0, lambda: None, lambda: done.append(env.now))
     env.run()
     assert done == [10.0, 10.0]
+
+
+def test_a_full_links_buffer_holds_up_what_comes_last():
+    env, done = simpy.Environment(), []
+    line = Line(env, 10.0, 0.5, queue_s=2.0)
+    carry(env, [line], 50.0, lambda: None, lambda: done.append(env.now))
+    carry(env, [line], 20.0, lambda: None, lambda: done.append(env.now))
+    env.run()
+    assert done == [4.0 + 2.5, 7.0 + 0.5]

@@ -130,10 +130,12 @@ class Store:
 
 @dataclass(frozen=True)
 class Network:
-    """What all that goes between nodes and trainers shares, and what a gigabyte of it costs."""
+    """What all that goes between nodes and trainers shares, and what a gigabyte of it costs. `queue_s`: how long bytes
+    are held up by a link's buffer that others have filled."""
 
     bytes_per_s: float | None = field(default=None, metadata=formed(_RATE))
     price_per_gb: float = field(default=0.0, metadata=formed(_PRICE))
+    queue_s: float = field(default=0.0, metadata=formed(Number(0.0, 60.0)))
 
     def __post_init__(self) -> None:
         form.check_record(self, "network")

@@ -105,18 +105,24 @@ class Shared:
 
 
 class Line(Shared):
-    """One direction of a link: bytes a second, and how long a byte takes to get through."""
+    """One direction of a link: bytes a second, and how long a byte takes to get through: `latency_s`, and `queue_s`
+    more where others have filled the link's buffer."""
 
-    def __init__(self, env: simpy.Environment, bytes_per_s: float, latency_s: float = 0.0) -> None:
+    def __init__(
+        self, env: simpy.Environment, bytes_per_s: float, latency_s: float = 0.0, queue_s: float = 0.0
+    ) -> None:
         super().__init__(env, bytes_per_s)
-        self.latency_s = latency_s
+        self.latency_s, self.queue_s = latency_s, queue_s
         self.num_bytes = 0.0
+
+    @property
+    def delay_s(self) -> float:
+        return self.latency_s + (self.queue_s if self.num_tasks else 0.0)
 
 
 def carry(env: simpy.Environment, path: Sequence[Line], num_bytes: float, left: Done, there: Done) -> None:
     """Send bytes over all lines of the path: `left` is called when the sender has none left, `there` when they have
     arrived."""
-    latency_s = sum(line.latency_s for line in path)
     waiting = len(path)
 
     def through() -> None:
@@ -125,7 +131,7 @@ def carry(env: simpy.Environment, path: Sequence[Line], num_bytes: float, left: 
         if waiting > 0:
             return
         left()
-        after(env, latency_s, there)
+        after(env, sum(line.delay_s for line in path), there)
 
     if not path:
         left()

@@ -170,7 +170,7 @@ def _build(
         assert own_making is not None
         for name in group.names:
             machine = world.machines[name] = Machine(env, _build_of(name, group))
-            world.links[name] = _ends(env, group.link)
+            world.links[name] = _ends(world, group.link)
             machine.memory.add(costs.taking.node_base_bytes + costs.taking.fixed_bytes)
             disk = Line(env, group.disk_bytes_per_s) if group.disk_bytes_per_s else None
             budget = None if group.memory_bytes is None else group.memory_bytes - int(costs.taking.node_base_bytes)
@@ -210,7 +210,7 @@ def _add_trainers(
                 machine = world.machines[names[0]]
             else:
                 machine = world.machines[name] = Machine(env, _build_of(name, group))
-            port = _ends(env, group.port) if group.port is not None else None
+            port = _ends(world, group.port) if group.port is not None else None
             if port is not None:
                 world.ports[name] = port
             wanted = group.nodes_each or len(names)
@@ -256,7 +256,7 @@ def _own(
     shared: tuple[Line, ...] = (port.down,) if port is not None else ()
     asking: tuple[Line, ...] = (port.up,) if port is not None else ()
     if link is not None:
-        ends = _ends(env, link)
+        ends = _ends(world, link)
         world.stores.append(ends.down)
         shared, asking = (ends.down, *all_store, *shared), (ends.up, *asking)
     return Worker(env, f"{name} itself", machine, making, store=shared, ask=asking, jitter=file.jitter, random=random,
@@ -269,8 +269,10 @@ def _batches(dealing: Dealing, rank: int, epoch: int) -> Iterator[int]:
         yield stop - start
 
 
-def _ends(env: simpy.Environment, link: Link) -> Ends:
-    return Ends(Line(env, link.down_bytes_per_s, link.latency_s), Line(env, link.up_bytes_per_s, link.latency_s))
+def _ends(world: World, link: Link) -> Ends:
+    env, queue_s = world.env, world.file.network.queue_s
+    return Ends(Line(env, link.down_bytes_per_s, link.latency_s, queue_s),
+                Line(env, link.up_bytes_per_s, link.latency_s, queue_s))  # fmt: skip
 
 
 def _build_of(name: str, group: Nodes | Trainers) -> Build:
