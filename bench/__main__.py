@@ -23,6 +23,8 @@ BENCHMARKS = {
     "faults": "kills, cut links, a failing store, full disks, flipped bits: rows lost or doubled, loss, time lost",
     "soak": "many short epochs with tenants that come and go: does the memory of node and trainer stay flat?",
     "prongs": "nodes and the trainer preprocess from two ends, nothing frozen: against the trainer alone; the bound",
+    "agreement": "the simulator against live runs: 32 plans on rigs, costs measured once beforehand",
+    "scale": "the simulator's own speed: 1,000 nodes, 100 trainers, a million samples on one core",
     "reduce": "gradients added up in the network against Gloo's all-reduce: time, CPU, lost packets, DDP",
     "pack": "rows/s of a node on one core from packed shards against JPEGs, and against the engine alone",
 }

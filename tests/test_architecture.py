@@ -16,8 +16,9 @@ MAY_IMPORT = {
     "node": {"core", "data", "version"},
     "train": {"core", "data", "model", "progress", "version"},
     "reduce": {"core", "version"},
+    "sim": {"core"},
 }
-NEVER = {"data": {"torch"}, "node": {"torch"}}
+NEVER = {"data": {"torch"}, "node": {"torch"}, "sim": {"torch"}}
 CORE_OTHERS = {"numpy"}
 
 
@@ -97,6 +98,7 @@ def python(code):
         "headwater.cli",
         "headwater.reduce.aggregator",
         "headwater.reduce.reducer",
+        "headwater.sim.world",
     ],
 )
 def test_it_imports_where_torch_and_onnx_are_missing(name):

@@ -22,10 +22,12 @@ def test_the_verbs_of_the_command_line():
     from headwater.cli import typer_app
 
     command = typer.main.get_command(typer_app)
-    assert sorted(command.commands) == ["cuts", "nodes", "pack", "plan", "profile", "reduce", "serve", "token", "train"]
+    verbs = ["compare", "cuts", "nodes", "pack", "plan", "profile", "reduce", "serve", "simulate", "token", "train"]
+    assert sorted(command.commands) == verbs
     options = {name: sorted(option for each in verb.params for option in each.opts if option.startswith("--"))
                for name, verb in command.commands.items()}  # fmt: skip
     assert options == {
+        "compare": ["--json"],
         "cuts": ["--all", "--json", "--size", "--until"],
         "nodes": ["--follow", "--json", "--seconds"],
         "pack": ["--crop", "--job", "--layout", "--on-bad-sample", "--resize", "--shard-size", "--threads", "--verify"],
@@ -63,6 +65,18 @@ def test_the_verbs_of_the_command_line():
             "--tls-client-ca",
             "--tls-key",
             "--tokens",
+        ],
+        "simulate": [
+            "--job",
+            "--json",
+            "--layers",
+            "--output",
+            "--picture",
+            "--profile",
+            "--rig",
+            "--stages",
+            "--sweep",
+            "--trace",
         ],
         "token": [
             "--days",

@@ -128,3 +128,28 @@ def test_of_two_answers_of_a_node_each_stage_counts_at_its_best_and_memory_at_it
     assert cheaper({**one, "sample_bytes": 50.0}, large)["decode_s"] == 1.5
     # A codec that could not hold the rows of one of the two is left out.
     assert cheaper(one, other) == cheaper(other, one) == {**want, "encode_s_per_byte": {"fp16": 0.5}}
+
+
+def test_a_profile_can_carry_the_cuts_that_it_is_of(make):
+    from dataclasses import replace
+
+    from headwater.core.profile import Profile
+
+    whole = replace(make.PROFILE, cuts=make.CUTS)
+    read = Profile.loads(whole.dumps())
+    assert [(cut.index, cut.name, cut.boundary, cut.legal, cut.prefix_bytes) for cut in read.cuts] == [
+        (cut.index, cut.name, cut.boundary, cut.legal, cut.prefix_bytes) for cut in make.CUTS
+    ]
+
+
+def test_every_fault_of_its_cuts_is_in_the_one_error(make):
+    from dataclasses import replace
+
+    from headwater.core.profile import Profile
+
+    data = replace(make.PROFILE, cuts=make.CUTS).to_json()
+    data["cuts"][0]["index"] = -1
+    data["cuts"][1]["boundary"] = [{"name": "t", "shape": [1], "dtype": "float31"}]
+    data["cuts"][2] = 7
+    with pytest.raises(ConfigError, match=r"(?s)3 faults.*index.*float31.*no cut"):
+        Profile.from_json(data)

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from headwater.cli.compare import compare
 from headwater.cli.cuts import cuts
 from headwater.cli.nodes import nodes
 from headwater.cli.pack import pack
@@ -14,6 +15,7 @@ from headwater.cli.plan import plan
 from headwater.cli.profile import profile
 from headwater.cli.reduce import reduce
 from headwater.cli.serve import serve
+from headwater.cli.simulate import simulate
 from headwater.cli.token import token
 from headwater.cli.train import train
 from headwater.data.secrets import keep_out_of_logs, redact
@@ -51,6 +53,8 @@ typer_app.command()(plan)
 typer_app.command()(nodes)
 typer_app.command()(pack)
 typer_app.command()(reduce)
+typer_app.command()(simulate)
+typer_app.command()(compare)
 
 
 def app(*args: Any, **kwargs: Any) -> None:

@@ -16,6 +16,12 @@ def needs_torch() -> None:
                           "pip install '.[train]' in a checkout")  # fmt: skip
 
 
+def needs_simpy() -> None:
+    """Say plainly that the simulator is an extra."""
+    if find_spec("simpy") is None:
+        raise ConfigError("this command needs simpy; install the simulator's part: pip install '.[sim]' in a checkout")
+
+
 def check_folders(*files: Path | None) -> None:
     """Say now, and not after minutes of work, that a file can't be written."""
     for file in files:

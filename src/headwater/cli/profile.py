@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,10 +39,11 @@ def profile(
     options = {name: value for name, value in near_options(file).items() if name not in ("cut", "plan", "profile")}
     with hw.near(model_of(file), file.url(file.data.url), **options, measure_again=again) as found:
         assert found.measured is not None
+        known = replace(found.measured.profile, cuts=found.measured.offered)  # so that it can be used without the model
         if output is not None:
-            output.write_text(found.measured.profile.dumps())
+            output.write_text(known.dumps())
         if as_json:
-            print(found.measured.profile.dumps())
+            print(known.dumps())
         else:
             show(found, Console())
             if output is not None:

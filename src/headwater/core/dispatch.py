@@ -102,6 +102,11 @@ class Front:
         return min(self.stop, max(taken, self.start) + self.window)
 
 
+def window_of(num_workers: int, per_worker: int, more_ahead: int = 0) -> int:
+    """Chunks that are out or wait for their turn: for each worker one more than it has out, and one in use."""
+    return (per_worker + 1) * num_workers + 1 + more_ahead
+
+
 def late_after_s(num_replies: int, taken_s: float) -> float:
     """How long a trainer waits for nothing before the clock goes on, where so many replies took so long, the first one
     not counted.
@@ -287,8 +292,10 @@ class Dispatch:
                 break
             if self._is_for_others(chunk):  # most of a long tail, while its nodes are busy
                 continue
-            free = [node for node in self._nodes_meant_for(chunk) if self._has_room(node)]
-            in_time = [node for node in free if self._in_time(node, chunk)]
+            meant = self._nodes_meant_for(chunk)
+            free = [node for node in meant if self._has_room(node)]
+            fastest = min((self._pace_of(each) for each in meant), default=0.0) if free else 0.0
+            in_time = [node for node in free if self._in_time(node, chunk, fastest)]
             if not in_time and self.num_out == 0:
                 in_time = free  # better late than never
             if in_time:
@@ -367,10 +374,10 @@ class Dispatch:
                     decisions.append(self._hand_out(node, chunk))
         return decisions
 
-    def _in_time(self, node: str, chunk: int) -> bool:
-        """Would this node be done with the chunk before the trainer wants it, or at least as soon as others?"""
+    def _in_time(self, node: str, chunk: int, fastest: float) -> bool:
+        """Would this node be done with the chunk before the trainer wants it, or at least about as soon as the fastest
+        of those it is for?"""
         pace = self._pace_of(node)
-        fastest = min(self._pace_of(each) for each in self._nodes_meant_for(chunk))
         waits = len(self._out[node]) + 1
         if pace <= SLOW * fastest or waits * pace <= chunk - self._taken:
             return True

@@ -15,6 +15,7 @@ import numpy as np
 from headwater.core import form
 from headwater.core.codecs import wire_row_bytes
 from headwater.core.cut import Cut
+from headwater.core.dispatch import window_of
 from headwater.core.form import Flag, Number, formed
 from headwater.core.plan import Plan
 from headwater.core.profile import Profile
@@ -180,9 +181,9 @@ class Pricing:
         self._alike = [Alike(tuple(names), device, link) for (device, link), names in groups.items()]
         self._on_accelerator = profile.trainer.suffix_on == "accelerator"
         there_s, here_s = profile.node.decode_s, profile.trainer.decode_s
-        self._own_ratio = min(max(here_s / there_s, _ALIKE[0]), _ALIKE[1]) if here_s > 0 and there_s > 0 else 1.0
+        self.own_ratio = min(max(here_s / there_s, _ALIKE[0]), _ALIKE[1]) if here_s > 0 and there_s > 0 else 1.0
         measured = profile.trainer.engine_ratio
-        self._engine_ratio = self._own_ratio if measured is None else measured
+        self.engine_ratio = self.own_ratio if measured is None else measured
 
     def choice(self, plan: Plan) -> Choice:
         """What this plan fixes; PlanError if it was not measured or can't be on this rig."""
@@ -270,10 +271,10 @@ class Pricing:
         here_bytes = (choice.row_bytes if choice.near else choice.raw_bytes) + framing_bytes
         # Pixels are made by its own threads, and cross no wire at all.
         like_node_s = choice.encode_s + node.chunk_s / chunk_rows + node.send_s_per_byte * here_bytes + node.overhead_s
-        own_engine_s = self._engine_ratio * engine_s
+        own_engine_s = self.engine_ratio * engine_s
         own_s = own_receive_s = fetch_s
         if choice.prefix:
-            own_s = fetch_s + trainer.finish_s + own_engine_s + self._own_ratio * like_node_s
+            own_s = fetch_s + trainer.finish_s + own_engine_s + self.own_ratio * like_node_s
             own_receive_s = own_s + trainer.receive_s_per_byte * here_bytes
         own = {"own_s": own_s, "own_engine_s": own_engine_s, "own_bytes": stored_bytes}
         if not choice.near:
@@ -309,9 +310,9 @@ class Pricing:
         return rows * min(knobs.prefetch, -(-self.job.num_samples // rows)) if in_turn else rows
 
     def _window(self, knobs: Plan, choice: Choice) -> int:
-        """Chunks under way or kept, as the feed sets it: for each worker one more than it has out, and one in use."""
+        """Chunks under way or kept, as the feed sets it."""
         workers = len(self.rig.nodes) + (knobs.host_share > 0) if choice.near else 1
-        return (knobs.prefetch + 1) * workers + 1 + more_ahead(knobs.host_share)
+        return window_of(workers, knobs.prefetch, more_ahead(knobs.host_share))
 
     def _under_way(self, knobs: Plan) -> int:
         """Rows that a node, or a trainer that decodes, has buffers for at once."""

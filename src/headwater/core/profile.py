@@ -15,8 +15,9 @@ from typing import Any
 
 from headwater.core import form
 from headwater.core.cut import Cut
-from headwater.core.form import Many, Number, Part, Table, Text, formed
+from headwater.core.form import Flag, Many, Number, Part, Table, Text, formed
 from headwater.core.precision import Deviation
+from headwater.core.spec import TensorSpec
 from headwater.core.tuning import AUTO, ENGINES
 from headwater.errors import ConfigError
 
@@ -32,9 +33,43 @@ _RATIO = Number(1e-3, 1e3, optional=True)
 _BYTES = Number(0.0, 1e13)
 _WHOLE_BYTES = Number(0, 1e13, whole=True)
 _COUNT = Number(1, 65536, whole=True)
+_PLACE = Number(0, 1e6, whole=True)
 _PER_CUT = Many(Number(0.0, 1e5, optional=True))
 _BYTES_PER_CUT = Many(Number(0, 1e13, whole=True, optional=True))
 _BY_CODEC = Table(_PER_BYTE)
+
+
+class _Places:
+    """The form of a list of cuts: which tensors cross at each."""
+
+    def read(self, value: object, where: str, faults: list[str]) -> tuple[Cut, ...] | None:
+        if isinstance(value, tuple) and all(isinstance(each, Cut) for each in value):
+            return value
+        if not isinstance(value, list):
+            faults.append(f"{where} is {form.shown(value)}; it must be a list")
+            return None
+        found = [self._cut(each, f"{where}[{number}]", faults) for number, each in enumerate(value)]
+        return tuple(each for each in found if each is not None)
+
+    def _cut(self, value: object, where: str, faults: list[str]) -> Cut | None:
+        if not isinstance(value, Mapping) or not isinstance(value.get("boundary"), list):
+            faults.append(f"{where} is no cut: index, name, boundary, legal, prefix_bytes")
+            return None
+        try:
+            boundary = tuple(TensorSpec.from_json(each) for each in value["boundary"])
+        except ConfigError as error:
+            faults.append(f"{where}.boundary: {error}")
+            return None
+        before = len(faults)
+        index = _PLACE.read(value.get("index"), f"{where}.index", faults)
+        name = Text().read(value.get("name"), f"{where}.name", faults)
+        legal = Flag().read(value.get("legal"), f"{where}.legal", faults)
+        num_bytes = _WHOLE_BYTES.read(value.get("prefix_bytes"), f"{where}.prefix_bytes", faults)
+        if len(faults) > before:
+            return None
+        why_not = value.get("why_not")
+        return Cut(int(index or 0), str(name), boundary, bool(legal), why_not if isinstance(why_not, str) else "", 0,
+                   int(num_bytes or 0))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -172,7 +207,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Profile:
-    """Everything measured for one model, data set and pair of machines. `measured_at` is in Unix seconds."""
+    """Everything measured for one model, data set and pair of machines. `measured_at` is in Unix seconds.
+
+    `cuts` are the places to choose from, in a profile that is to be used without the model (`headwater simulate`).
+    """
 
     key: Key = field(metadata=formed(Part(Key)))
     measured_at: float = field(metadata=formed(Number(0.0, 1e12)))
@@ -182,6 +220,7 @@ class Profile:
     export_s: float = field(default=0.0, metadata=formed(_SECONDS))  # once: making the file that a node runs
     # For each reduced precision that was measured.
     deviations: Mapping[str, Deviation] = field(default_factory=dict, metadata=formed(Table(Part(Deviation))))
+    cuts: tuple[Cut, ...] = field(default=(), metadata=formed(_Places()))
 
     def __post_init__(self) -> None:
         form.check_record(self, "profile")

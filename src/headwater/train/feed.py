@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
-from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Pace, Stop, late_after_s
+from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Pace, Stop, late_after_s, window_of
 from headwater.core.prongs import TwoEnded
 from headwater.data.wire import Chunk
 from headwater.errors import (
@@ -76,7 +76,7 @@ class Feed:
         self._chunk = chunk
         self._patience_s = patience_s
         self._arrived = arrived
-        window = (per_worker + 1) * len(workers) + 1 + more_ahead
+        window = window_of(len(workers), per_worker, more_ahead)
         self._machine: Dispatch | TwoEnded
         if any_order:
             assert own is not None

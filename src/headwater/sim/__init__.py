@@ -1,0 +1,1 @@
+"""The simulator: the policies of `core` under a virtual clock. Needs the `sim` extra (SimPy)."""
