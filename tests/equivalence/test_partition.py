@@ -1,0 +1,146 @@
+"""Training with the first layers on nodes gives what one process with the whole batch gives.
+
+Small models, small pictures, real nodes in other processes. A handful of cases run always; `-m slow` runs every model with
+1, 2 and 4 nodes at an early, a middle and a late cut.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import headwater as hw
+from headwater.core.cut import offered_cuts
+from headwater.core.draw import Draw
+from headwater.core.order import Dealing, Order
+from headwater.data.layouts import list_samples
+from headwater.data.transforms import HorizontalFlip, Normalize, Resize, ToFloat, Transforms
+from headwater.model.capture import capture
+from headwater.model.trainable import trainable_cuts
+
+SEED, BATCH, STEPS, SIZE = 3, 10, 50, 32
+PIXELS = Transforms([Resize((SIZE, SIZE)), HorizontalFlip(0.5), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
+
+
+def vgg():
+    layers: list[nn.Module] = []
+    for wide_in, wide_out in ((3, 6), (6, 8), (8, 10)):
+        layers += [nn.Conv2d(wide_in, wide_out, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    return nn.Sequential(nn.Sequential(*layers), nn.Flatten(), nn.Linear(10 * 16, 12), nn.ReLU(True), nn.Linear(12, 3))
+
+
+def resnet():
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    model = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=3)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):  # an eighth of the width
+            module.in_channels, module.out_channels = max(3, module.in_channels // 8), module.out_channels // 8
+            module.weight = nn.Parameter(
+                torch.randn(module.out_channels, module.in_channels, *module.kernel_size) * 0.1
+            )
+        elif isinstance(module, nn.BatchNorm2d):
+            module.__init__(module.num_features // 8)
+    model.fc = nn.Linear(64, 3)
+    return model
+
+
+def mobilenet():
+    from torchvision.models import mobilenet_v2
+
+    model = mobilenet_v2(num_classes=3, width_mult=0.1, dropout=0.0)
+    model.features = model.features[:8]
+    model.classifier = nn.Linear(8, 3)
+    return model
+
+
+def vit():
+    import timm
+
+    return timm.create_model("vit_tiny_patch16_224", img_size=SIZE, patch_size=8, embed_dim=24, depth=3, num_heads=2,
+                             num_classes=3)  # fmt: skip
+
+
+MODELS = {"vgg": vgg, "resnet": resnet, "mobilenet": mobilenet, "vit": vit}
+PLACES = {"early": 0.15, "middle": 0.5, "late": 0.85}
+OPTIMIZERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.01),
+    "nesterov": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "adam": lambda params: torch.optim.Adam(params, lr=1e-3),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-3),
+}
+
+
+def built(name, dtype=torch.float64):
+    torch.manual_seed(0)
+    return MODELS[name]().to(dtype).train()
+
+
+def cut_at(model, place):
+    """The name of a cut at the end of a module, so far through the model."""
+    example = torch.zeros(2, 3, SIZE, SIZE, dtype=next(model.parameters()).dtype)
+    found = [cut for cut in offered_cuts(trainable_cuts(capture(model, (example,)))) if cut.index > 0]
+    return found[round(PLACES[place] * (len(found) - 1))].name
+
+
+def plain(model, folder, optimizer, steps=STEPS):
+    """The loop that a user would write without Headwater."""
+    samples = list_samples(str(folder))
+    keys, order = samples.keys.to_pylist(), Order(len(samples), samples.fingerprint, SEED)
+    dealing, losses, epoch = Dealing(len(samples), BATCH), [], 0
+    while len(losses) < steps:
+        ids = order.epoch(epoch)
+        for step in dealing.steps():
+            batch = ids[step.start : step.stop].tolist()
+            pixels = [PIXELS.apply((folder / keys[i]).read_bytes(), keys[i], Draw(SEED, epoch, i)) for i in batch]
+            x = torch.from_numpy(np.stack(pixels)).to(next(model.parameters()).dtype)
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x), torch.from_numpy(samples.labels[batch]))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if len(losses) == steps:
+                break
+        epoch += 1
+    return losses
+
+
+def parted(model, folder, optimizer, steps=STEPS, **options):
+    losses = []
+    with hw.partition(model, folder, transforms=PIXELS, batch_size=BATCH, seed=SEED, **options) as job:
+        while len(losses) < steps:
+            for batch in job.steps():
+                optimizer.zero_grad()
+                losses.append(batch.backward(cross_entropy).item())
+                optimizer.step()
+                if len(losses) == steps:
+                    break
+        job.sync()
+    return losses
+
+
+def assert_equal_training(model, folder, nodes, cut, optimizer="sgd", steps=STEPS, rel=1e-9, **options):
+    reference, ours = copy.deepcopy(model), model
+    wanted = plain(reference, folder, OPTIMIZERS[optimizer](reference.parameters()), steps)
+    found = parted(ours, folder, OPTIMIZERS[optimizer](ours.parameters()), steps, nodes=nodes, cut=cut, **options)
+    assert found == pytest.approx(wanted, rel=rel)
+    for name, tensor in reference.state_dict().items():
+        other = ours.state_dict()[name]
+        scale = tensor.abs().max().clamp_min(1e-3) if tensor.is_floating_point() else 1
+        assert ((tensor - other).abs().max() / scale) <= rel, name
+
+
+@pytest.fixture(scope="module")
+def nodes(pictures, start_node_once):
+    """Four real nodes over the same pictures."""
+    return [start_node_once(pictures, options=("--threads", "1")).address for _ in range(4)]
+
+
+def test_one_node_trains_as_one_process(pictures, nodes):
+    model = built("vgg")
+    assert_equal_training(model, pictures, nodes[:1], cut_at(model, "middle"))
