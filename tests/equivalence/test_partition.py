@@ -24,6 +24,7 @@ from headwater.model.capture import capture
 from headwater.model.trainable import trainable_cuts
 
 SEED, BATCH, STEPS, SIZE = 3, 10, 50, 32
+FLOOR = 1e-2  # a tensor whose elements are all below it is noise: the bias in front of another batch-norm gets no gradient
 PIXELS = Transforms([Resize((SIZE, SIZE)), HorizontalFlip(0.5), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
 
 
@@ -131,7 +132,7 @@ def assert_equal_training(model, folder, nodes, cut, optimizer="sgd", steps=STEP
     assert found == pytest.approx(wanted, rel=rel)
     for name, tensor in reference.state_dict().items():
         other = ours.state_dict()[name]
-        scale = tensor.abs().max().clamp_min(1e-3) if tensor.is_floating_point() else 1
+        scale = tensor.abs().max().clamp_min(FLOOR) if tensor.is_floating_point() else 1
         assert ((tensor - other).abs().max() / scale) <= rel, name
 
 
@@ -144,3 +145,36 @@ def nodes(pictures, start_node_once):
 def test_one_node_trains_as_one_process(pictures, nodes):
     model = built("vgg")
     assert_equal_training(model, pictures, nodes[:1], cut_at(model, "middle"))
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "place", "optimizer"),
+    [
+        ("vgg", 4, "late", "nesterov"),
+        ("resnet", 2, "middle", "sgd"),
+        ("mobilenet", 4, "early", "adamw"),
+        ("vit", 2, "late", "adam"),
+    ],
+)
+def test_nodes_train_as_one_process(name, count, place, optimizer, pictures, nodes):
+    """Batch-norms of resnet and mobilenet have the statistics of the whole batch, and so have their running ones."""
+    model = built(name)
+    assert_equal_training(model, pictures, nodes[:count], cut_at(model, place), optimizer, steps=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_at_every_place_on_every_number_of_nodes(name, count, place, pictures, nodes):
+    model = built(name)
+    assert_equal_training(model, pictures, nodes[:count], cut_at(model, place))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_in_float32(name, count, place, pictures, nodes):
+    model = built(name, torch.float32)
+    assert_equal_training(model, pictures, nodes[:count], cut_at(model, place), rel=1e-4)

@@ -40,6 +40,7 @@ class Exchange:
         self._stopping = stopping
         self._writing = threading.Lock()
         self._inbox: queue.Queue[Parcel | HeadwaterError | None] = queue.Queue(MAX_PENDING)
+        self._put_off: list[Parcel] = []
         self._gone = threading.Event()
         self._said = time.monotonic()
         self.received_bytes = self.sent_bytes = 0
@@ -63,6 +64,8 @@ class Exchange:
 
     def take(self) -> Parcel:
         """The next message; GoneError if there will be none."""
+        if self._put_off:
+            return self._put_off.pop(0)
         while True:
             try:
                 found = self._inbox.get(timeout=0.5)
@@ -76,6 +79,10 @@ class Exchange:
                 self._gone.set()
                 raise GoneError
             return found
+
+    def put_off(self, parcels: list[Parcel]) -> None:
+        """These have come too early: `take` gives them first."""
+        self._put_off += parcels
 
     def carry(self, work: Callable[[Exchange], None]) -> None:
         """Read until the other side hangs up, while `work` runs in a thread of its own."""

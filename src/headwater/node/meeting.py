@@ -62,11 +62,15 @@ class Meeting:
     def _meet(self, way: str, number: int, count: int, sums: np.ndarray) -> Parcel:
         wanted = (self._step, self._round)
         self._send(way, number, count, sums)
+        early: list[Parcel] = []
         while True:
             parcel = self._exchange.take()
             if parcel.kind == "norm" and (parcel.about.get("step"), parcel.about.get("round")) == wanted:
+                self._exchange.put_off(early)
                 return parcel
-            if parcel.kind == "fetch":
+            if parcel.kind == "collect" and not early:  # the trainer asks while gradients are still on their way back
+                early.append(parcel)
+            elif parcel.kind == "fetch":
                 self._fetch(parcel)
             elif parcel.kind == "drop":
                 self._exchange.send(Parcel("dropped"))

@@ -213,7 +213,8 @@ class Attempt:
         sums = parcel.arrays.get("sums")
         if sums is None or sums.ndim != 2 or len(sums) != 2 or sums.dtype.kind != "f":
             raise DamagedError("statistics came in another form")
-        return Moments(parcel.number("count", 1), sums[0].astype(np.float64), sums[1].astype(np.float64))
+        low = 1 if parcel.about.get("way") == "forward" else 0  # backwards, sums are only added up
+        return Moments(parcel.number("count", low), sums[0].astype(np.float64), sums[1].astype(np.float64))
 
     def _note_statistics(self, found: Moments, parcel: Parcel) -> None:
         prefix = self._work.prefix

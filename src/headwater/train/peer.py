@@ -19,6 +19,7 @@ from headwater.data.parcel import SCHEMA, Parcel
 from headwater.errors import DamagedError, HeadwaterError, RefusedError, UnreachableError
 from headwater.train.client import NodeClient
 
+GOODBYE_S = 5.0
 SILENT_S = 60.0  # a node says something every five seconds, whatever it does
 Event = tuple["Peer", Parcel | HeadwaterError]
 
@@ -51,17 +52,22 @@ class Peer:
         self._outbox.put(Parcel(kind, about or {}, arrays or {}))
 
     def close(self) -> None:
-        """Hang up, whatever is under way."""
+        """Hang up, whatever is under way; a node that is there gets to end its side first."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         self._outbox.put(None)
-        with contextlib.suppress(pa.ArrowException, OSError):
-            self._reader.cancel()
+        deadline = time.monotonic() + GOODBYE_S
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout=10)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            with contextlib.suppress(pa.ArrowException, OSError):
+                self._reader.cancel()
+            for thread in self._threads:
+                thread.join(timeout=GOODBYE_S)
+        with contextlib.suppress(pa.ArrowException, OSError, StopIteration):
+            self._writer.close()  # or Arrow prints what it thinks of a writer that nobody has closed
 
     def _write(self) -> None:
         try:
