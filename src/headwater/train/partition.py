@@ -523,7 +523,9 @@ def partition(
         raise ConfigError("some transforms can't run near the data, and here the model begins there; use ones that can")
     url, progress = full_url(os.fspath(data)), Progress()
     with ExitStack() as stack:
-        if nodes is None:
+        if nodes is None and (cut == "none" or (plan is not None and plan.place == TRAINER)):
+            clients: list[NodeClient] = []
+        elif nodes is None:
             node = EmbeddedNode(root_of(url), None, 0)
             stack.callback(node.close)
             clients = [NodeClient(node.address, node.access, PLACE)]
