@@ -23,6 +23,7 @@ BENCHMARKS = {
     "faults": "kills, cut links, a failing store, full disks, flipped bits: rows lost or doubled, loss, time lost",
     "soak": "many short epochs with tenants that come and go: does the memory of node and trainer stay flat?",
     "prongs": "nodes and the trainer preprocess from two ends, nothing frozen: against the trainer alone; the bound",
+    "partition": "the first layers train on four storage devices: time of a step against everything on the trainer",
     "reduce": "gradients added up in the network against Gloo's all-reduce: time, CPU, lost packets, DDP",
     "pack": "rows/s of a node on one core from packed shards against JPEGs, and against the engine alone",
 }

@@ -50,6 +50,7 @@ from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.job import PATIENCE_S, example_of, list_on, read_transforms
 from headwater.train.own import PLACE
+from headwater.train.partition_measure import choose
 from headwater.train.peer import Peer
 from headwater.train.replicas import Replicas, is_passing
 
@@ -102,10 +103,12 @@ class PartitionJob:
         reduction: str,
         patience_s: float,
         check_every: int,
+        ranking: Sequence[tuple[float, PartitionPlan]] = (),
     ) -> None:
         self.model = model
         self.cuts = cuts
         self.plan = plan
+        self.ranking = tuple(ranking)  # every plan that was considered, with its estimated seconds a step, the best first
         self.samples = samples
         self.device = next((each.device for each in model.parameters()), torch.device("cpu"))
         self.num_steps = 0  # that were finished
@@ -543,10 +546,9 @@ def partition(
             with _norms_frozen(model) if batch_norm == FROZEN else _nothing():
                 captured = capture(model, example)
             all_cuts = trainable_cuts(captured)
+        ranking: list[tuple[float, PartitionPlan]] = []
         if plan is None and cut == "auto":
-            from headwater.train.partition_measure import choose
-
-            plan = choose(captured, all_cuts, pipeline, samples, clients, holdings, batch_size=batch_size, seed=seed,
+            plan, ranking = choose(captured, all_cuts, pipeline, samples, clients, holdings, batch_size=batch_size, seed=seed,
                           codec=codec, micro_batches=micro_batches, progress=progress)  # fmt: skip
         elif plan is None:
             place = TRAINER if cut == "none" else NODES
@@ -560,7 +562,7 @@ def partition(
         return PartitionJob(model, captured, all_cuts, find_cut(all_cuts, plan.cut_index), plan, samples, holdings, pipeline,
                             clients, stack.pop_all(), batch_size=batch_size, seed=seed, shuffle=shuffle,
                             drop_last=drop_last, reduction=reduction, patience_s=patience_s,
-                            check_every=check_every)  # fmt: skip
+                            check_every=check_every, ranking=ranking)  # fmt: skip
 
 
 def _trained(model: nn.Module) -> list[Tensor]:
