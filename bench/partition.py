@@ -1,10 +1,12 @@
 """A model whose first layers train on storage devices, against all of it on the trainer.
 
-Claim: with four storage devices and a batch of 512, the cut that is planned takes at least 31 % less time for a step than
-everything on the trainer with pictures read over the link, and nowhere more; and no cut that is pinned is much faster.
+Claim: with four storage devices and a batch of 512, the cut that is planned takes at least 31 % less time for a step
+than everything on the trainer with pictures read over the link, and nowhere more; and no cut that is pinned is much
+faster.
 
-Devices and the store are on one core, of which each device has a fifth; the trainer has the other core. Nothing is frozen.
-All sides run in turns in one process of the trainer, each with one step that does not count before those that do.
+Devices and the store are on one core, of which each device has a fifth; the trainer has the other core. Nothing is
+frozen. All sides run in turns in one process of the trainer, each with one step that does not count before those that
+do.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def run(*, quick: bool, console: Console) -> Result:
         for device in devices:
             up.set_cpu(device.name, 1.0)  # starting is not what is measured
         with ThreadPoolExecutor(NUM_DEVICES) as pool:
-            nodes = list(pool.map(lambda device: up.start_node(device.name, ["s3://pictures"], env=env).address, devices))
+            nodes = list(
+                pool.map(lambda device: up.start_node(device.name, ["s3://pictures"], env=env).address, devices)
+            )
         for model in dict.fromkeys(model for model, _ in size.cases):
             with up.open("trainer", "bench.partitioning:Trainer", env=env, url="s3://pictures/train", model=model,
                          num_classes=CLASSES, batch_size=BATCH) as trainer:  # fmt: skip
@@ -128,21 +132,21 @@ def result(cases: list[dict[str, Any]], what: str, size: Size, quick: bool) -> R
         },
         goals={"best_reduction": "≥ 0.31", "worst_vs_none": "≤ 1.0"},
         cases=cases,
-        bound=f"where cores limit: {cores / (1 + cores):.2f}, if both the trainer's core and the devices' {cores:g} of one "
+        bound=f"where cores limit: {cores / (1 + cores):.2f}, if the trainer's core and the devices' {cores:g} of another "
         "were busy all the time; where the link limits, what is saved in bytes",
         limited_by="the trainer's link at low rates, the devices' share of a core at high ones; with batch-norms, that "
         "nodes and trainer take turns",
         notes=[
             f"{what} (348 px, resized to 64) in an object store; batches of {BATCH}; SGD with momentum; float32",
-            f"{NUM_DEVICES} devices of {SHARE:g} core and the store share a core, the trainer has one; the trainer's link "
-            "has the rate of the case, both ways",
+            f"{NUM_DEVICES} devices of {SHARE:g} core and the store share a core, the trainer has one; its link has "
+            " the rate of the case, both ways",
             f"{size.rounds} rounds of {size.steps} steps a side, in turns, after one that does not count; medians",
             "rows and their gradients may travel as fp16; pinned cuts use it, the planner decides; weights and their "
             "gradients travel as they are",
-            "vgg has no batch-norm, so batches go through in parts; vgg_bn has them with the statistics of the whole batch",
+            "vgg has no batch-norm, so batches go through in parts; vgg_bn has them with whole batches' statistics",
             "received and sent: by the trainer, in a step of the last round",
-            "worst_vs_best_static: the planned cut's time ÷ that of the fastest of all pinned ones and of everything on "
-            "the trainer",
+            "worst_vs_best_static: the planned cut's time ÷ that of the fastest of all pinned ones and of "
+            "everything on the trainer",
         ],
         draw=lambda path: draw(cases, path),
     )

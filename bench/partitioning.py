@@ -1,8 +1,10 @@
-"""What runs in the trainer's host of `bench partition`: jobs with the same model, cut in different places, step by step."""
+"""What runs in the trainer's host of `bench partition`: jobs with the same model, cut in different places, step by
+step."""
 
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ def vgg(num_classes: int) -> nn.Module:
     blocks = []
     for block in widths:
         layers: list[nn.Module] = []
-        for wide_in, wide_out in zip(block, block[1:], strict=False):
+        for wide_in, wide_out in pairwise(block):
             layers += [nn.Conv2d(wide_in, wide_out, 3, padding=1), nn.ReLU(inplace=True)]
         blocks.append(nn.Sequential(*layers, nn.MaxPool2d(2)))
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(128 * 16, num_classes))
@@ -77,7 +79,8 @@ class Trainer:
         crossing = wire_row_bytes(plan.codec, cut_at.boundary) if plan.cut_index else PIXELS.pixel_spec.row_bytes
         estimate = {tuple_of(each): seconds for seconds, each in job.ranking}.get(tuple_of(plan))
         return {"cut": plan.cut_name, "place": plan.place, "codec": plan.codec, "micro_batches": job.num_micro,
-                "row_bytes": crossing, "opened_s": opened_s, "estimate_s": estimate, "plan": job.describe()}  # fmt: skip
+                "row_bytes": crossing, "opened_s": opened_s, "estimate_s": estimate,
+                "plan": job.describe()}  # fmt: skip
 
     def steps(self, side: str, count: int) -> list[float]:
         """Seconds of each of so many steps."""

@@ -20,7 +20,9 @@ def graph():
         Call("aten.linear.default", (Value(2), Weight("learning")), {}),
         Call("aten.add.Tensor", (Value(3), Value(2)), {"alpha": float("inf")}),
     )
-    return PrefixGraph((X,), calls, W, frozenset({"learning"}), (End("middle", 2, (2,), (X,)), End("last", 4, (4,), (X,))))
+    return PrefixGraph(
+        (X,), calls, W, frozenset({"learning"}), (End("middle", 2, (2,), (X,)), End("last", 4, (4,), (X,)))
+    )
 
 
 def test_a_graph_survives_the_wire():

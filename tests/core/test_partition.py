@@ -1,4 +1,5 @@
-"""Every history of a step: nothing is applied twice or halfway, whoever dies when, and nodes are told what they may be told."""
+"""Every history of a step: nothing is applied twice or halfway, whoever dies when, and nodes are told what they may be
+told."""
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core.partition import (
+    MAX_UNDER_WAY,
     Backward,
     Collect,
     Drop,
@@ -111,7 +113,7 @@ class World:
                 self.carry_out(self.step.lost(node))
 
     def check(self):
-        under_way = {node: 0 for node in self.inbox}
+        under_way = dict.fromkeys(self.inbox, 0)
         for node, replica in self.replicas.items():
             under_way[node] = len(replica._forward) - len(replica._backward)
             assert not self.trains or under_way[node] <= self.depth
@@ -197,9 +199,10 @@ def test_a_replica_refuses_what_is_out_of_order(told):
 
 def test_a_replica_holds_a_bounded_number_of_micro_batches():
     replica = Replica(version=VERSION)
+    for micro in range(MAX_UNDER_WAY):
+        replica.forward(1, VERSION, micro)
     with pytest.raises(ConfigError, match="under way"):
-        for micro in range(100):
-            replica.forward(1, VERSION, micro)
+        replica.forward(1, VERSION, MAX_UNDER_WAY)
 
 
 @given(st.integers(1, 600), st.lists(st.floats(0, 10), min_size=1, max_size=6).filter(any))
@@ -223,7 +226,9 @@ def test_micro_batches_are_a_batch(num_rows, num_micro):
     bounds = micro_bounds(num_rows, num_micro)
     assert bounds[0][0] == 0
     assert bounds[-1][1] == num_rows
-    assert all(start < stop == after for (start, stop), (after, _) in zip(bounds, [*bounds[1:], (num_rows, 0)], strict=True))
+    assert all(
+        start < stop == after for (start, stop), (after, _) in zip(bounds, [*bounds[1:], (num_rows, 0)], strict=True)
+    )
     assert max(b - a for a, b in bounds) - min(b - a for a, b in bounds) <= 1
 
 

@@ -1,7 +1,7 @@
 """Training with the first layers on nodes gives what one process with the whole batch gives.
 
-Small models, small pictures, real nodes in other processes. A handful of cases run always; `-m slow` runs every model with
-1, 2 and 4 nodes at an early, a middle and a late cut.
+Small models, small pictures, real nodes in other processes. A handful of cases run always; `-m slow` runs every model
+with 1, 2 and 4 nodes at an early, a middle and a late cut.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from headwater.model.capture import capture
 from headwater.model.trainable import trainable_cuts
 
 SEED, BATCH, STEPS, SIZE = 3, 10, 50, 32
-FLOOR = 1e-2  # a tensor whose elements are all below it is noise: the bias in front of another batch-norm gets no gradient
+FLOOR = (
+    1e-2  # a tensor whose elements are all below it is noise: the bias in front of another batch-norm gets no gradient
+)
 PIXELS = Transforms([Resize((SIZE, SIZE)), HorizontalFlip(0.5), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
 
 
@@ -160,6 +162,84 @@ def test_nodes_train_as_one_process(name, count, place, optimizer, pictures, nod
     """Batch-norms of resnet and mobilenet have the statistics of the whole batch, and so have their running ones."""
     model = built(name)
     assert_equal_training(model, pictures, nodes[:count], cut_at(model, place), optimizer, steps=12)
+
+
+def test_micro_batches_and_uneven_shares_change_nothing(pictures, nodes):
+    model = built("vgg")
+    assert_equal_training(model, pictures, nodes[:3], cut_at(model, "middle"), "adam", 12, micro_batches=5,
+                          shares=[1, 0.2, 3])  # fmt: skip
+
+
+def test_frozen_batch_norms_let_a_batch_go_through_in_parts(pictures, nodes):
+    model = built("resnet")
+    reference = copy.deepcopy(model)
+    for module in reference.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+    wanted = plain(reference, pictures, OPTIMIZERS["sgd"](reference.parameters()), 6)
+    found = parted(model, pictures, OPTIMIZERS["sgd"](model.parameters()), 6, nodes=nodes[:2], cut="layer2",
+                   batch_norm="frozen", micro_batches=3)  # fmt: skip
+    assert found == pytest.approx(wanted, rel=1e-9)
+    assert model.layer1[0].bn1.training  # the user's own modes are as they were
+
+
+def test_what_is_frozen_in_front_is_sent_once_and_what_is_trained_each_time(pictures, nodes):
+    model = built("vgg")
+    for parameter in model[0][0].parameters():
+        parameter.requires_grad_(False)
+    frozen = copy.deepcopy(model[0][0].state_dict())
+    assert_equal_training(copy.deepcopy(model), pictures, nodes[:2], "0", steps=6)
+    sent = []
+    with hw.partition(model, pictures, transforms=PIXELS, batch_size=BATCH, seed=SEED, nodes=nodes[:1], cut="0") as job:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        (peer,) = job._replicas.peers.values()
+        send = peer.send
+        peer.send = lambda kind, about=None, arrays=None: (sent.append((kind, sorted(arrays or ()))),
+                                                           send(kind, about, arrays))  # fmt: skip
+        for batch in job.steps():
+            optimizer.zero_grad()
+            batch.backward(cross_entropy)
+            optimizer.step()
+    weights = [names for kind, names in sent if kind == "weights"]
+    assert "0.0.weight" in weights[0]
+    assert not any("0.0.weight" in names for names in weights[1:])
+    assert all("0.3.weight" in names for names in weights)
+    torch.testing.assert_close(dict(model[0][0].state_dict()), dict(frozen), rtol=0, atol=0)
+
+
+def test_a_prefix_with_nothing_to_train_gets_no_gradients(pictures, nodes):
+    model = built("vgg")
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    assert_equal_training(model, pictures, nodes[:2], "0", steps=6)
+
+
+@pytest.mark.parametrize("cut", ["input", "none"])
+def test_with_pixels_alone_and_with_nothing_moved(cut, pictures, nodes):
+    model = built("vit", torch.float64)
+    assert_equal_training(model, pictures, nodes[:2], cut, steps=6)
+
+
+@pytest.mark.parametrize(("codec", "rel"), [("fp16", 0.01), ("bf16", 0.05)])
+def test_a_reduced_codec_stays_within_its_error(codec, rel, pictures, nodes):
+    model = built("vgg", torch.float32)
+    reference = copy.deepcopy(model)
+    wanted = plain(reference, pictures, OPTIMIZERS["sgd"](reference.parameters()), 10)
+    found = parted(model, pictures, OPTIMIZERS["sgd"](model.parameters()), 10, nodes=nodes[:2],
+                   cut=cut_at(model, "middle"), codec=codec)  # fmt: skip
+    assert found == pytest.approx(wanted, rel=rel)
+    assert found != wanted
+
+
+def test_a_planned_cut_trains_as_well(pictures, nodes):
+    model = built("vgg")
+    with hw.partition(
+        copy.deepcopy(model), pictures, transforms=PIXELS, batch_size=BATCH, seed=SEED, nodes=nodes[:2]
+    ) as job:
+        assert job.ranking[0][1] == job.plan
+        assert {plan.place for _, plan in job.ranking} == {"nodes", "trainer"}
+        assert all(seconds > 0 for seconds, _ in job.ranking)
+    assert_equal_training(model, pictures, nodes[:2], "auto", steps=6)
 
 
 @pytest.mark.slow

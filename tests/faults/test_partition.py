@@ -1,4 +1,5 @@
-"""Nodes that die while the first layers train on them: a step happens on all of them or on none, and the run goes on."""
+"""Nodes that die while the first layers train on them: a step happens on all of them or on none, and the run goes
+on."""
 
 import copy
 import os
@@ -107,7 +108,7 @@ def test_a_run_goes_on_on_a_node_that_was_killed_and_started_again(norm_model, a
 
 def test_a_node_that_stays_away_ends_the_job_with_the_reason(norm_model, pictures, start_node):
     node = start_node(pictures)
-    with pytest.raises(UnreachableError, match="does not answer|has ended"):
+    with pytest.raises(UnreachableError, match=r"does not answer|has ended"):
         train(norm_model, pictures, [node.address], lambda step, job: node.kill() if step == 2 else None, patience_s=2)
 
 
@@ -137,7 +138,7 @@ def test_a_copy_that_differs_from_the_model_is_found(norm_model, pictures, node)
             norm_model[0].weight.data[0, 0, 0, 0] += 1  # of this PyTorch does not tell
             job.check()
 
-    with pytest.raises(DamagedError, match="copy of the prefix on .* is not the model's"):
+    with pytest.raises(DamagedError, match=r"copy of the prefix on .* is not the model's"):
         train(norm_model, pictures, [node.address], at)
 
 
@@ -150,7 +151,9 @@ def test_an_error_in_the_loss_drops_the_step_and_the_job_goes_on(norm_model, alo
     failed, losses = [], []
     torch.manual_seed(1)
     optimizer = torch.optim.SGD(norm_model.parameters(), lr=0.05, momentum=0.9)
-    with hw.partition(norm_model, pictures, transforms=PIXELS, nodes=[node.address], batch_size=8, cut="2", seed=1) as job:
+    with hw.partition(
+        norm_model, pictures, transforms=PIXELS, nodes=[node.address], batch_size=8, cut="2", seed=1
+    ) as job:
         for batch in job.steps():
             optimizer.zero_grad()
             try:

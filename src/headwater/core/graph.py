@@ -1,8 +1,8 @@
 """A trainable prefix as plain data: a list of known operators over tensors, the form in which it travels.
 
 Owns `PrefixGraph`, its JSON and its checks. A node builds from it what it runs, so what is here decides what a stranger
-can make a node compute: operators are named from a list, arguments are plain values, and an operator sees earlier values
-only. What shapes come out, the node finds out by itself before it reserves memory (`node.training.build`).
+can make a node compute: operators are named from a list, arguments are plain values, and an operator sees earlier
+values only. What shapes come out, the node finds out by itself before it reserves memory (`node.training.build`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ OPERATORS = frozenset({
     "aten.dropout.default", "aten.dropout_.default", "aten.feature_dropout.default",
     "aten.flatten.using_ints", "aten.unflatten.int", "aten.reshape.default", "aten.view.default",
     "aten.transpose.int", "aten.permute.default", "aten.t.default", "aten.expand.default", "aten.expand_as.default",
-    "aten.cat.default", "aten.stack.default", "aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default",
+    "aten.cat.default", "aten.stack.default", "aten.split.Tensor", "aten.split_with_sizes.default",
+    "aten.chunk.default",
     "aten.unbind.int", "aten.select.int", "aten.slice.Tensor", "aten.narrow.int", "aten.squeeze.dim",
     "aten.squeeze.default", "aten.squeeze.dims", "aten.unsqueeze.default", "aten.contiguous.default",
     "aten.clone.default", "aten.alias.default", "aten.roll.default", "aten.flip.default", "aten.pad.default",

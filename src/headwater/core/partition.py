@@ -1,12 +1,13 @@
 """One step of partitioned training as state machines: the trainer's side of it, and a node's.
 
 Owns `Step` (who computes what next, and whether the step is finished or was never there), `Replica` (what a node may be
-told, and in which order) and `deal` (which node makes which rows). A step's results are applied by the trainer alone, in
-one go, when `Finish` is decided; until then nothing of it is kept anywhere, so a step that ends otherwise leaves no trace.
+told, and in which order) and `deal` (which node makes which rows). A step's results are applied by the trainer alone,
+in one go, when `Finish` is decided; until then nothing of it is kept anywhere, so a step that ends otherwise leaves no
+trace.
 
 What holds (tests/core/test_partition.py explores it exhaustively):
-1. A step ends in exactly one of `Finish` and `RolledBack`; `Finish` only after every part was computed forward, its rows
-   went through the suffix once, its gradients went back to whoever made it, and every node's sum has come.
+1. A step ends in exactly one of `Finish` and `RolledBack`; `Finish` only after every part was computed forward, its
+   rows went through the suffix once, its gradients went back to whoever made it, and every node's sum has come.
 2. After a node is lost nothing more is asked of anybody but to drop the step.
 3. A node has at most `depth` micro-batches under way, and is told things in an order that `Replica` accepts.
 4. Until it ends, something is under way.
@@ -243,7 +244,8 @@ class Replica:
 
 
 def micro_bounds(num_rows: int, num_micro: int) -> list[tuple[int, int]]:
-    """Where micro-batches begin and end; as many as asked for, or as there are rows, and of equal size but for one row."""
+    """Where micro-batches begin and end; as many as asked for, or as there are rows, and of equal size but for one
+    row."""
     count = max(1, min(num_micro, num_rows))
     return [(num_rows * place // count, num_rows * (place + 1) // count) for place in range(count)]
 
@@ -253,8 +255,8 @@ def deal(
 ) -> dict[int, npt.NDArray[np.int64]]:
     """Which rows each node makes, by place; in consecutive runs, where every node can make every row.
 
-    Otherwise `holds(node, row)` says who can, and a row goes to whoever of these is furthest below its share. ConfigError
-    if nobody can.
+    Otherwise `holds(node, row)` says who can, and a row goes to whoever of these is furthest below its share.
+    ConfigError if nobody can.
     """
     nodes = sorted(node for node, share in shares.items() if share > 0)
     total = sum(shares[node] for node in nodes)
@@ -274,7 +276,8 @@ def deal(
 
 @dataclass(frozen=True)
 class Moments:
-    """What a batch-norm needs of some rows: how many values each channel has, their mean and summed squared deviation."""
+    """What a batch-norm needs of some rows: how many values each channel has, their mean and summed squared
+    deviation."""
 
     count: int
     mean: npt.NDArray[np.float64]

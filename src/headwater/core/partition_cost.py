@@ -28,8 +28,8 @@ MARGIN = 0.05
 
 @dataclass(frozen=True)
 class CutCosts:
-    """A cut: seconds of a row in front of it on each node (forwards, backwards), of a row behind it on the trainer (both),
-    and bytes."""
+    """A cut: seconds of a row in front of it on each node (forwards, backwards), of a row behind it on the trainer
+    (both), and bytes."""
 
     index: int
     name: str
@@ -78,7 +78,9 @@ def step_s(costs: StepCosts, plan: PartitionPlan) -> float:
     trains = up > 0
     forward = max(row * each for row, each in zip(rows, cut.forward_s, strict=True))
     backward = max(row * each for row, each in zip(rows, cut.backward_s, strict=True)) if trains else 0.0
-    down_s = max(batch * down / costs.port[0], *(row * down / link[0] for row, link in zip(rows, costs.links, strict=True)))
+    down_s = max(
+        batch * down / costs.port[0], *(row * down / link[0] for row, link in zip(rows, costs.links, strict=True))
+    )
     up_s = max(batch * up / costs.port[1], *(row * up / link[1] for row, link in zip(rows, costs.links, strict=True)))
     suffix = batch * (cut.suffix_s + (down + up) * WIRE_S_PER_BYTE)
     if not cut.index:

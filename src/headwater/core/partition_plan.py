@@ -67,8 +67,8 @@ class PartitionPlan:
         if not self.cut_index:
             return f"{nodes} decode the pictures ({row:,} bytes each); all of the model trains here"
         micro = f", in {num_micro} micro-batches" if num_micro > 1 else ""
-        return (f"{nodes} train the model up to {self.cut_name}; rows travel as {self.codec} ({row:,} bytes each, and as many "
-                f"back as gradients){micro}")  # fmt: skip
+        return (f"{nodes} train the model up to {self.cut_name}; rows travel as {self.codec} ({row:,} bytes each, "
+                f"and as many back as gradients){micro}")  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": 1, **asdict(self), "shares": list(self.shares)}

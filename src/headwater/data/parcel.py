@@ -1,7 +1,7 @@
 """Messages with tensors: what goes both ways while a prefix is trained on nodes.
 
-Owns `Parcel`: a kind, some words as JSON, and named arrays, each as one value of a binary column. Both sides read what the
-other sends as a stranger's: kinds, names, shapes and bytes are checked before anything is made of them.
+Owns `Parcel`: a kind, some words as JSON, and named arrays, each as one value of a binary column. Both sides read what
+the other sends as a stranger's: kinds, names, shapes and bytes are checked before anything is made of them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Parcel:
     def to_batch(self) -> tuple[pa.RecordBatch, bytes]:
         """As the wire has it; a single array is not copied."""
         arrays = {name: np.ascontiguousarray(each) for name, each in self.arrays.items()}
-        said = {"kind": self.kind, "about": self.about,
-                "arrays": [TensorSpec(name, each.shape, str(each.dtype)).to_json() for name, each in arrays.items()]}  # fmt: skip
+        specs = [TensorSpec(name, each.shape, str(each.dtype)).to_json() for name, each in arrays.items()]
+        said = {"kind": self.kind, "about": self.about, "arrays": specs}
         pieces = [each.reshape(-1).view(np.uint8) for each in arrays.values()]
         ends = np.cumsum([0, *(len(piece) for piece in pieces)], dtype=np.int64)
         data = pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty(0, np.uint8)

@@ -34,8 +34,8 @@ _SENDABLE = frozenset(ITEM_BYTES) - {"bfloat16"}
 
 
 def cuts(captured: Captured, *, trains: bool = False) -> tuple[Cut, ...]:
-    """Every cut of the model, in the order of computation. With `trains`, a prefix may be trained where it runs: what is
-    trainable, and batch-norms with the statistics of their batch, are allowed in it."""
+    """Every cut of the model, in the order of computation. With `trains`, a prefix may be trained where it runs: what
+    is trainable, and batch-norms with the statistics of their batch, are allowed in it."""
     graph = flow(captured)
     names, also = _names(graph)
     labels = {node: node.name for node in graph.inputs} | dict(zip(graph.places, names[1:], strict=True))

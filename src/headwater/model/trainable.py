@@ -1,8 +1,8 @@
 """A prefix that is trained where it runs: its cuts, its form as plain data, and what of it stays with the model.
 
-Owns `trainable_cuts` and `Trainable`. Weights are the model's own tensors, by name; the running statistics of batch-norms
-and their counters are not sent at all: they belong to the model, and whoever adds up the batch's statistics moves them on.
-May import core, errors, torch, and the modules of this package that analyse the graph.
+Owns `trainable_cuts` and `Trainable`. Weights are the model's own tensors, by name; the running statistics of
+batch-norms and their counters are not sent at all: they belong to the model, and whoever adds up the batch's
+statistics moves them on. May import core, errors, torch, and the modules of this package that analyse the graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A long call with messages both ways: what a trainer whose prefix is trained here says, and what it is answered.
 
-Owns `Exchange`: the thread that works while this one reads, the order of what is written, and signs of life. What is done
-with the messages is `node.training`'s, which needs torch and is imported when the first such call comes.
+Owns `Exchange`: the thread that works while this one reads, the order of what is written, and signs of life. What is
+done with the messages is `node.training`'s, which needs torch and is imported when the first such call comes.
 """
 
 from __future__ import annotations

@@ -244,7 +244,8 @@ class Node(flight.FlightServerBase):
     def do_exchange(
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor, reader: Any, writer: Any
     ) -> None:
-        """A trainer's session: rows of its batches, up to a cut whose prefix may be trained here (docs/partition.md)."""
+        """A trainer's session: rows of its batches, up to a cut whose prefix may be trained here
+        (docs/partition.md)."""
         asked, grant = Asked("training", tenant_of(context)), grant_of(context)
         with _as_status(), self.calls.under_way(asked), self._quotas.session(grant):
             if descriptor.command != b"train":

@@ -1,7 +1,8 @@
 """A trainer's session on a node: batches' rows made here, up to a cut whose prefix may be trained here.
 
-Owns `Session`: the messages, what they may ask for, and the memory that they take. Arithmetic is `node.training`'s, which
-is imported when a prefix comes; where none does (the cut is in front of the model), pixels travel and torch is not needed.
+Owns `Session`: the messages, what they may ask for, and the memory that they take. Arithmetic is `node.training`'s,
+which is imported when a prefix comes; where none does (the cut is in front of the model), pixels travel and torch is
+not needed.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class Opened:
     @classmethod
     def of(cls, parcel: Parcel) -> Opened:
         if parcel.kind != "open" or parcel.about.get("training") != TRAINING:
-            raise ConfigError(f"a session begins with open, training {TRAINING}; this is {shown(parcel.kind)}, training "
-                              f"{shown(parcel.about.get('training'))}; install the same version on both sides")  # fmt: skip
+            said = f"{shown(parcel.kind)}, training {shown(parcel.about.get('training'))}"
+            raise ConfigError(f"a session begins with open, training {TRAINING}; this is {said}; install the same "
+                              "version on both sides")  # fmt: skip
         about = parcel.about
         url, codec, job = (about.get(name) for name in ("url", "codec", "job"))
         if not isinstance(url, str) or not isinstance(job, str) or codec not in CODECS:
@@ -76,7 +78,8 @@ class Opened:
         pattern = Chunk(Extraction(url, transforms, None, (spec,)), job[:200], parcel.number("seed"), 0, 0, ())
         end = None if graph is None else graph.end(about.get("end", graph.ends[-1].name))
         return cls(pattern, graph, end, codec, parcel.number("max_rows", 1, MAX_ROWS),
-                   parcel.number("depth", 1, MAX_UNDER_WAY), parcel.number("measure", 0, MAX_MEASURED_ROWS))  # fmt: skip
+                   parcel.number("depth", 1, MAX_UNDER_WAY),
+                   parcel.number("measure", 0, MAX_MEASURED_ROWS))  # fmt: skip
 
 
 def _training() -> Any:
@@ -173,9 +176,9 @@ class Session:
     def _weights(self, parcel: Parcel) -> None:
         prefix = self._trains()
         self._weight_bytes += parcel.num_bytes
-        if self._weight_bytes > self._host.max_weight_bytes:
-            raise RefusedError(f"the prefix's weights have more than {self._host.max_weight_bytes / 1e6:,.3g} MB, the limit "
-                               "of uploads here; cut earlier, or ask whoever runs the node for more")  # fmt: skip
+        if self._weight_bytes > (most := self._host.max_weight_bytes):
+            raise RefusedError(f"the prefix's weights have more than {most / 1e6:,.3g} MB, the limit of uploads here; "
+                               "cut earlier, or ask whoever runs the node for more")  # fmt: skip
         prefix.stage(parcel)
 
     def _commit(self, parcel: Parcel) -> None:

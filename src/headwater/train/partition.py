@@ -108,7 +108,9 @@ class PartitionJob:
         self.model = model
         self.cuts = cuts
         self.plan = plan
-        self.ranking = tuple(ranking)  # every plan that was considered, with its estimated seconds a step, the best first
+        self.ranking = tuple(
+            ranking
+        )  # every plan that was considered, with its estimated seconds a step, the best first
         self.samples = samples
         self.device = next((each.device for each in model.parameters()), torch.device("cpu"))
         self.num_steps = 0  # that were finished
@@ -157,7 +159,8 @@ class PartitionJob:
     # The loop
 
     def steps(self) -> Iterator[Batch]:
-        """The batches of the epoch that the job stands in, from where it stands; then the next call begins the next one."""
+        """The batches of the epoch that the job stands in, from where it stands; then the next call begins the next
+        one."""
         order = self._order.epoch(self._epoch)
         epoch = self._epoch
         while self._epoch == epoch and (step := self._dealing.step_at(self._position)) is not None:
@@ -170,8 +173,8 @@ class PartitionJob:
     def backward(self, batch: Batch, loss_fn: LossFn) -> Tensor:
         """Forwards and backwards through nodes and this process; the loss. Gradients are added to `.grad`.
 
-        Either all of it happens, or nothing: when a node is lost, what was begun is dropped everywhere and done again by
-        those who are there.
+        Either all of it happens, or nothing: when a node is lost, what was begun is dropped everywhere and done again
+        by those who are there.
         """
         since: float | None = None
         while True:
@@ -263,9 +266,9 @@ class PartitionJob:
                 left.pop(peer.number, None)
                 if said.about.get("sum") != wanted:
                     raise DamagedError(
-                        f"the copy of the prefix on {peer.name} is not the model's, after step {self.num_steps}; what was "
-                        f"trained since step {self._checked_at} may be wrong: go on from what was saved before. (Weights "
-                        "that were changed through .data also look like this: PyTorch does not tell of such changes)"
+                        f"the copy of the prefix on {peer.name} is not the model's, after step {self.num_steps}; what "
+                        f"was trained since step {self._checked_at} may be wrong: go on from what was saved before. "
+                        "(Weights that were changed through .data look like this, too: PyTorch does not tell of that)"
                     )
         self._checked_at = self.num_steps
 
@@ -367,8 +370,8 @@ class PartitionJob:
             raise ConfigError(f"a state of format {state.get('format')!r}; this version reads {_FORMAT}")
         for name, found in (("seed", self._seed), ("fingerprint", self.samples.fingerprint)):
             if state.get(name) != found:
-                raise ConfigError(f"the state is of another {name} ({state.get(name)!r}, here {found!r}); resume with the "
-                                  "same data and seed")  # fmt: skip
+                raise ConfigError(f"the state is of another {name} ({state.get(name)!r}, here {found!r}); resume with "
+                                  "the same data and seed")  # fmt: skip
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
         self.num_steps = self._checked_at = int(state["steps"])
         self._fetched.clear()
@@ -376,8 +379,8 @@ class PartitionJob:
             peer.send("drop")
 
     def save(self, path: str | os.PathLike[str], optimizer: Any = None, **more: Any) -> None:
-        """The whole run in one file, at once or not at all: the model, where the job stands, the optimizer, and anything
-        else that has a `state_dict` (a schedule, a scaler)."""
+        """The whole run in one file, at once or not at all: the model, where the job stands, the optimizer, and
+        anything else that has a `state_dict` (a schedule, a scaler)."""
         parts = {"optimizer": optimizer, **more}
         state = {"model": self.model.state_dict(), "job": self.state_dict(), "random": torch.get_rng_state(),
                  **{name: each.state_dict() for name, each in parts.items() if each is not None}}  # fmt: skip
@@ -493,15 +496,15 @@ def partition(
                 loss = batch.backward(cross_entropy)     # forwards and backwards, on nodes and here at once
                 optimizer.step()                         # any optimizer: the model here is the one that is trained
 
-    model          any module that torch.export can capture, in the modes it is in now; what nodes run of it must consist of
-                   operators that they know. Parts may be frozen (requires_grad)
+    model          any module that torch.export can capture, in the modes it is in now; what nodes run of it must
+                   consist of operators that they know. Parts may be frozen (requires_grad)
     data, transforms, layout, path_column, label_column, patience_s, token, tls_…   as for `near`
     nodes          addresses; nodes that train need PyTorch (pip install 'headwater[node-train]'). None starts a node
                    beside this process, for a first try
-    cut            where the model is divided: the name or index of a cut (`headwater cuts`), "input" to have pixels made
-                   on the nodes and train here, "none" to move nothing; "auto" measures and takes the fastest of them
-    batch_norm     "sync": batch-norms in training mode use the statistics of the whole batch, as in one process; "frozen":
-                   they use their running statistics, which stay as they are
+    cut            where the model is divided: the name or index of a cut (`headwater cuts`), "input" to have pixels
+                   made on the nodes and train here, "none" to move nothing; "auto" measures and takes the fastest of
+    them batch_norm     "sync": batch-norms in training mode use the statistics of the whole batch, as in one process;
+                   "frozen": they use their running statistics, which stay as they are
     codec          how rows and their gradients travel: "raw" (exact), "fp16" or "bf16"
     micro_batches  in how many parts a batch goes through nodes and this process, at the same time; with batch-norms in
                    training mode always 1, as their statistics are those of the batch. Default: planned, or 4
@@ -548,8 +551,8 @@ def partition(
             all_cuts = trainable_cuts(captured)
         ranking: list[tuple[float, PartitionPlan]] = []
         if plan is None and cut == "auto":
-            plan, ranking = choose(captured, all_cuts, pipeline, samples, clients, holdings, batch_size=batch_size, seed=seed,
-                          codec=codec, micro_batches=micro_batches, progress=progress)  # fmt: skip
+            plan, ranking = choose(captured, all_cuts, pipeline, samples, clients, holdings, batch_size=batch_size,
+                                   seed=seed, codec=codec, micro_batches=micro_batches, progress=progress)  # fmt: skip
         elif plan is None:
             place = TRAINER if cut == "none" else NODES
             found = all_cuts[0] if cut == "none" else find_cut(all_cuts, cut)
@@ -559,8 +562,8 @@ def partition(
         plan.check(len(clients), len(all_cuts))
         if plan.place == TRAINER and holdings is not None and holdings.is_split:
             raise ConfigError("the pictures lie on nodes' own disks, so that they can't be read here; choose a cut")
-        return PartitionJob(model, captured, all_cuts, find_cut(all_cuts, plan.cut_index), plan, samples, holdings, pipeline,
-                            clients, stack.pop_all(), batch_size=batch_size, seed=seed, shuffle=shuffle,
+        return PartitionJob(model, captured, all_cuts, find_cut(all_cuts, plan.cut_index), plan, samples, holdings,
+                            pipeline, clients, stack.pop_all(), batch_size=batch_size, seed=seed, shuffle=shuffle,
                             drop_last=drop_last, reduction=reduction, patience_s=patience_s,
                             check_every=check_every, ranking=ranking)  # fmt: skip
 

@@ -1,7 +1,8 @@
 """What a step would cost at each cut: measured on every node, on this machine, and on the links between.
 
 Owns `measure_steps` and `choose`. It takes some seconds: a few rows through the prefix on each node and through what is
-behind each cut here, forwards and backwards; a few pictures read and decoded on both sides; and transfers that mean nothing.
+behind each cut here, forwards and backwards; a few pictures read and decoded on both sides; and transfers that mean
+nothing.
 """
 
 from __future__ import annotations
@@ -81,26 +82,29 @@ def measure_steps(
     offered = [cut for cut in offered_cuts(cuts, MAX_CUTS) if cut.index]
     rows = min(ROWS, batch_size, len(samples))
     prefix = trainable(captured, offered) if offered else None
-    with progress.step("measuring nodes"):
-        with ThreadPoolExecutor(len(clients)) as pool:
-            told = list(pool.map(lambda client: _on_node(client, prefix, pipeline, samples, holdings, rows, seed), clients))
+    ask = partial(_on_node, prefix=prefix, pipeline=pipeline, samples=samples, holdings=holdings, rows=rows, seed=seed)
+    with progress.step("measuring nodes"), ThreadPoolExecutor(len(clients)) as pool:
+        told = list(pool.map(ask, clients))
     with progress.step("measuring links"):
         links = [client.measure_link(LINK_S) for client in clients]
         port = _together(clients, links)
     with progress.step("measuring this machine"):
         read_s, pixels_s = _pixels_here(pipeline, samples, holdings, rows, seed)
         suffixes = {cut.index: _suffix_s(captured, cut, rows) for cut in (cuts[0], *offered)}
-    found = [CutCosts(cuts[0].index, cuts[0].name, (0.0,) * len(clients), (0.0,) * len(clients), suffixes[cuts[0].index],
+    nothing = (0.0,) * len(clients)
+    found = [CutCosts(cuts[0].index, cuts[0].name, nothing, nothing, suffixes[cuts[0].index],
                       {"raw": pipeline.pixel_spec.row_bytes}, {"raw": 0}, 0)]  # fmt: skip
     for cut in offered:
         assert prefix is not None
         end = prefix.graph.end(cut.name)
         needs = prefix.needs_grad[cut.name]
         learning = tuple(spec for spec, each in zip(cut.boundary, needs, strict=True) if each)
-        weights = sum(prefix.graph.weights[name].row_bytes for name in prefix.graph.used(end) if name in prefix.graph.trained)
+        weights = sum(
+            prefix.graph.weights[name].row_bytes for name in prefix.graph.used(end) if name in prefix.graph.trained
+        )
         each = [said["ends"][cut.name] for said in told]
         found.append(CutCosts(
-            cut.index, cut.name, tuple(float(one[0]) / rows for one in each), tuple(float(one[1]) / rows for one in each),
+            cut.index, cut.name, *(tuple(float(one[way]) / rows for one in each) for way in (0, 1)),
             suffixes[cut.index], {codec: wire_row_bytes(codec, cut.boundary) for codec in codecs},
             {codec: wire_row_bytes(codec, learning) for codec in codecs}, weights if any(needs) else 0,
             prefix.graph.num_norms(end),
@@ -117,7 +121,7 @@ def _refs(samples: Samples, holdings: Holdings | None, client: NodeClient | None
     if holdings is None or client is None:
         return samples.take(np.unique(ids))
     own = np.flatnonzero(holdings.rows[client.name] >= 0)
-    return holdings.refs(client.name, own[: rows].tolist())
+    return holdings.refs(client.name, own[:rows].tolist())
 
 
 def _on_node(
@@ -144,7 +148,9 @@ def _on_node(
             try:
                 _, said = events.get(timeout=max(0.1, deadline - time.monotonic()))
             except queue.Empty:
-                raise ConfigError(f"{client.name} has not measured within {MEASURED_WITHIN_S:g} s; name a cut") from None
+                raise ConfigError(
+                    f"{client.name} has not measured within {MEASURED_WITHIN_S:g} s; name a cut"
+                ) from None
             if isinstance(said, HeadwaterError):
                 raise said
             if said.kind == "measured":
@@ -161,7 +167,11 @@ def _checked(client: NodeClient, said: Parcel, prefix: Trainable | None) -> dict
         raise DamagedError(f"{client.name} sent times that can't be read")
     for name in names:
         pair = ends.get(name)
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(each, float) and 0 <= each < 1e6 for each in pair):
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 2
+            or not all(isinstance(each, float) and 0 <= each < 1e6 for each in pair)
+        ):
             raise DamagedError(f"{client.name} sent no times for {name}")
     return {"pixels_s": pixels_s, "ends": ends}
 

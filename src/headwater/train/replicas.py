@@ -1,7 +1,7 @@
 """The nodes that have a copy of the prefix: who is there, and which weights each of them has.
 
-Owns `Replicas`: sessions that are opened, lost and opened again, and the weights, of which each node gets what has changed
-since it got some. The weights themselves are the model's.
+Owns `Replicas`: sessions that are opened, lost and opened again, and the weights, of which each node gets what has
+changed since it got some. The weights themselves are the model's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Batch-norm over a batch whose rows are on several nodes.
 
-Owns `whole_batch_norm`. Forwards, every node tells the mean and the squared deviations of its own rows and gets those of
-all rows; backwards, the same with the two sums that every row's gradient depends on. What comes out is what one process
-with the whole batch computes, to rounding. Running statistics are the trainer's.
+Owns `whole_batch_norm`. Forwards, every node tells the mean and the squared deviations of its own rows and gets those
+of all rows; backwards, the same with the two sums that every row's gradient depends on. What comes out is what one
+process with the whole batch computes, to rounding. Running statistics are the trainer's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A node's copy of a prefix that is trained: its weights, what a step keeps of it, and its gradients.
 
-Owns `TrainedPrefix` and `measure`. In which order it may be told things is `core.partition.Replica`'s; this file does the
-arithmetic. It decides nothing about weights: they come from the trainer, which has the optimizer.
+Owns `TrainedPrefix` and `measure`. In which order it may be told things is `core.partition.Replica`'s; this file does
+the arithmetic. It decides nothing about weights: they come from the trainer, which has the optimizer.
 """
 
 from __future__ import annotations
