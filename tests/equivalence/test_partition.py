@@ -6,6 +6,7 @@ with 1, 2 and 4 nodes at an early, a middle and a late cut.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import numpy as np
@@ -22,12 +23,15 @@ from headwater.data.layouts import list_samples
 from headwater.data.transforms import HorizontalFlip, Normalize, Resize, ToFloat, Transforms
 from headwater.model.capture import capture
 from headwater.model.trainable import trainable_cuts
+from headwater.train.client import NodeClient
 
 SEED, BATCH, STEPS, SIZE = 3, 10, 50, 32
 FLOOR = (
     1e-2  # a tensor whose elements are all below it is noise: the bias in front of another batch-norm gets no gradient
 )
 PIXELS = Transforms([Resize((SIZE, SIZE)), HorizontalFlip(0.5), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
+
+STILL = Transforms([Resize((SIZE, SIZE)), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
 
 
 def vgg():
@@ -205,6 +209,18 @@ def test_what_is_frozen_in_front_is_sent_once_and_what_is_trained_each_time(pict
     assert not any("0.0.weight" in names for names in weights[1:])
     assert all("0.3.weight" in names for names in weights)
     torch.testing.assert_close(dict(model[0][0].state_dict()), dict(frozen), rtol=0, atol=0)
+
+
+def test_what_frozen_layers_made_is_kept_where_pictures_stay_the_same(pictures, start_node, monkeypatch):
+    """In later epochs the node neither reads nor decodes them; the training is that of one process."""
+    monkeypatch.setitem(globals(), "PIXELS", STILL)
+    model = built("vgg")
+    for parameter in model[0][0].parameters():
+        parameter.requires_grad_(False)
+    node = start_node(pictures)
+    assert_equal_training(model, pictures, [node.address], "0", steps=12)
+    with contextlib.closing(NodeClient(node.address)) as client:
+        assert client.hello()["busy"]["num_rows"] < 12 * BATCH  # 50 pictures, and what was begun for the next epoch
 
 
 def test_a_prefix_with_nothing_to_train_gets_no_gradients(pictures, nodes):

@@ -126,6 +126,7 @@ class Exchange:
         except GoneError:
             pass
         except HeadwaterError as error:
+            log.warning("a training session ends: %s: %s", type(error).__name__, error)
             self._tell(error)
         except Exception as error:
             log.exception("unexpected error while a prefix was trained")

@@ -18,7 +18,7 @@ from headwater.core.graph import End, PrefixGraph
 from headwater.core.partition import MAX_UNDER_WAY
 from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
 from headwater.data.parcel import TRAINING, Parcel
-from headwater.data.pixels import Pixels
+from headwater.data.pixels import MAX_AHEAD, Pixels
 from headwater.data.samples import SampleRef
 from headwater.data.store import Store
 from headwater.data.transforms import Transforms
@@ -100,6 +100,9 @@ class Session:
         self._prefix: Any = None
         self._meeting = Meeting(exchange, self._fetch)
         self._weight_bytes = 0
+        self._asked: dict[
+            int, tuple[tuple[int, ...], bool]
+        ] = {}  # by key: samples, and whether pixels are made of them
 
     def run(self) -> None:
         opened = Opened.of(self._exchange.take())
@@ -115,11 +118,11 @@ class Session:
                 training.use_threads(self._host.num_threads)
                 rows = opened.num_measured or opened.max_rows
                 assert opened.end is not None
-                need = training.need_bytes(opened.graph, opened.end, rows, opened.depth)
+                need = training.need_bytes(opened.graph, opened.end, rows, opened.depth, self._keeps(opened))
                 room = stack.enter_context(self._host.room(need))
                 self._wait_for(room)
                 if not opened.num_measured:
-                    self._prefix = training.TrainedPrefix(opened.graph, opened.end, opened.codec)
+                    self._prefix = training.TrainedPrefix(opened.graph, opened.end, opened.codec, self._keeps(opened))
                     stack.callback(self._let_go)
             self._exchange.send(Parcel("ready"))
             while True:
@@ -127,6 +130,11 @@ class Session:
                     self._do(self._exchange.take())
                 except DroppedError:
                     self._drop()
+
+    @staticmethod
+    def _keeps(opened: Opened) -> bool:
+        """Is a sample the same in each epoch, so that what is frozen need not see it again?"""
+        return not opened.pattern.extraction.transforms.is_random and not opened.num_measured
 
     def _let_go(self) -> None:
         self._prefix = None
@@ -157,6 +165,7 @@ class Session:
 
     def _drop(self) -> None:
         self._pixels.forget()
+        self._asked.clear()
         if self._prefix is not None:
             self._prefix.drop()
 
@@ -166,7 +175,13 @@ class Session:
         if not isinstance(samples, list) or not 0 < len(samples) <= most:
             raise ConfigError(f"a part of a batch has 1 to {most} samples")
         refs = tuple(SampleRef.from_json(each) for each in samples)
-        self._pixels.fetch(parcel.number("key"), parcel.number("epoch"), refs)
+        key, ids = parcel.number("key"), tuple(ref.id for ref in refs)
+        if key in self._asked or len(self._asked) >= MAX_AHEAD:
+            raise ConfigError(f"{len(self._asked)} parts of batches are being made already, or {key} is one of them")
+        needs_pixels = self._prefix is None or not self._prefix.has_kept(ids)
+        if needs_pixels:
+            self._pixels.fetch(key, parcel.number("epoch"), refs)
+        self._asked[key] = ids, needs_pixels
 
     def _trains(self) -> Any:
         if self._prefix is None:
@@ -193,15 +208,20 @@ class Session:
     def _forward(self, parcel: Parcel) -> None:
         step, micro = parcel.number("step"), parcel.number("micro")
         self._host.check_serving()
-        rows = self._pixels.take(parcel.number("key"))
-        if (pause_s := self._host.pause_s(len(rows))) > 0:
+        key = parcel.number("key")
+        if key not in self._asked:
+            raise ConfigError(f"part {key} of a batch was not asked for")
+        ids, needs_pixels = self._asked.pop(key)
+        rows = self._pixels.take(key) if needs_pixels else None
+        if (pause_s := self._host.pause_s(len(ids))) > 0:
             time.sleep(min(pause_s, 60.0))
         about = {"step": step, "micro": micro}
         if self._opened.graph is None:
+            assert rows is not None
             self._exchange.send(Parcel("rows", about, {"0": rows}))
             return
         self._meeting.begin(step, parcel.about.get("alone") is True)
-        self._exchange.send(Parcel("rows", about, self._trains().forward(parcel, rows, self._meeting)))
+        self._exchange.send(Parcel("rows", about, self._trains().forward(parcel, ids, rows, self._meeting)))
 
     def _backward(self, parcel: Parcel) -> None:
         self._trains().backward(parcel)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,6 +138,7 @@ class PartitionJob:
         boundary = cut.boundary if prefix is not None else (transforms.pixel_spec,)
         self._work = Work(suffix, boundary, needs, prefix, plan.codec, self._assemble, _trained(model), reduction,
                           plan.depth)  # fmt: skip
+        self._learning = [id(each) for each in self._work.trainable]
         self._dtype = captured.example[0].dtype
         self._labels: Tensor | None = None
         max_rows = -(-2 * batch_size // self.num_micro)
@@ -176,6 +178,9 @@ class PartitionJob:
         Either all of it happens, or nothing: when a node is lost, what was begun is dropped everywhere and done again
         by those who are there.
         """
+        if [id(each) for each in _trained(self.model)] != self._learning:
+            raise ConfigError("requires_grad of the model's parameters is not what it was when the job was made; make "
+                              "another job, from `state_dict` of this one")  # fmt: skip
         since: float | None = None
         while True:
             with self._as_it_was() as settle:
@@ -202,10 +207,19 @@ class PartitionJob:
 
     def _together(self, batch: Batch, loss_fn: LossFn) -> Tensor:
         peers = self._replicas.present()
+        while missing := self._missing(batch.ids, peers):
+            self._replicas.wait_for(missing)
+            peers = self._replicas.present()
         if self._work.prefix is not None:
             self._replicas.note_changes()
             for peer in peers.values():
                 self._replicas.bring_up(peer)
+        if any(
+            key != (batch.epoch, batch.start) or found[0] != _signature(peers) for key, found in self._fetched.items()
+        ):
+            self._fetched.clear()  # made for a batch that was passed over, or for other nodes
+            for peer in peers.values():
+                peer.send("drop")
         parts = self._fetch(batch.epoch, batch.start, batch.ids, peers)
         self._fetched.pop((batch.epoch, batch.start), None)
         bounds = micro_bounds(len(batch), self.num_micro)
@@ -251,7 +265,7 @@ class PartitionJob:
         while left:
             try:
                 peer, said = self._replicas.events.get(timeout=1.0)
-            except Exception as error:  # queue.Empty
+            except queue.Empty as error:
                 if time.monotonic() > deadline:
                     raise UnreachableError(f"{next(iter(left.values())).name} does not answer a check") from error
                 continue
@@ -281,9 +295,7 @@ class PartitionJob:
 
     def _fetch(self, epoch: int, start: int, ids: np.ndarray, peers: Mapping[int, Peer]) -> list[dict[int, Part]]:
         """Have nodes begin with the rows of a batch, if they have not yet; for each micro-batch who makes which."""
-        kept = self._fetched.get((epoch, start))
-        signature = tuple(sorted((number, id(peer)) for number, peer in peers.items()))
-        if kept is not None and kept[0] == signature:
+        if (kept := self._fetched.get((epoch, start))) is not None:
             return kept[1]
         found: list[dict[int, Part]] = []
         shares = {number: self.plan.share(number) for number in peers}
@@ -299,22 +311,25 @@ class PartitionJob:
                 )
                 parts[node] = Part(places, self._keys)
             found.append(parts)
-        self._fetched[epoch, start] = signature, found
+        self._fetched[epoch, start] = _signature(peers), found
         return found
 
     def _deal(self, ids: np.ndarray, shares: Mapping[int, float]) -> dict[int, np.ndarray]:
         holdings = self._holdings
         if holdings is None or not holdings.is_split:
             return deal(len(ids), shares)
-        for sample in ids.tolist():
-            holders = holdings.holders[holdings.groups[sample]]
-            able = {number for number, client in enumerate(self._clients) if client.name in holders}
-            if not able & set(shares):
-                self._replicas.wait_for(able)
-                raise LostError(
-                    self._replicas.peers[min(able & set(self._replicas.peers))], UnreachableError("came back")
-                )
         return deal(len(ids), shares, lambda node, row: holdings.rows[self._clients[node].name][ids[row]] >= 0)
+
+    def _missing(self, ids: np.ndarray, peers: Mapping[int, Peer]) -> set[int]:
+        """Nodes of which one has to be waited for: nobody else has some sample."""
+        holdings = self._holdings
+        if holdings is None or not holdings.is_split:
+            return set()
+        for group in np.unique(holdings.groups[ids]).tolist():
+            able = {number for number, client in enumerate(self._clients) if client.name in holdings.holders[group]}
+            if not able & set(peers):
+                return able
+        return set()
 
     def _after(self, batch: Batch) -> tuple[int, int, np.ndarray] | None:
         """The batch behind this one."""
@@ -326,7 +341,7 @@ class PartitionJob:
         return None
 
     def _fetch_next(self, batch: Batch, peers: Mapping[int, Peer]) -> None:
-        if (after := self._after(batch)) is not None:
+        if (after := self._after(batch)) is not None and not self._missing(after[2], peers):
             self._fetch(*after, peers)
 
     def _assemble(self, rows: list[np.ndarray]) -> list[Tensor]:
@@ -566,6 +581,11 @@ def partition(
                             pipeline, clients, stack.pop_all(), batch_size=batch_size, seed=seed, shuffle=shuffle,
                             drop_last=drop_last, reduction=reduction, patience_s=patience_s,
                             check_every=check_every, ranking=ranking)  # fmt: skip
+
+
+def _signature(peers: Mapping[int, Peer]) -> tuple[tuple[int, int], ...]:
+    """Which sessions these are."""
+    return tuple(sorted((number, id(peer)) for number, peer in peers.items()))
 
 
 def _trained(model: nn.Module) -> list[Tensor]:

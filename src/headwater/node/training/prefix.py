@@ -7,17 +7,20 @@ the arithmetic. It decides nothing about weights: they come from the trainer, wh
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.core.graph import End, PrefixGraph
+from headwater.core.graph import End, PrefixGraph, num_frozen
 from headwater.core.partition import Replica
 from headwater.core.spec import Boundary
 from headwater.data.parcel import Parcel, checksum, pack_rows, unpack_rows
 from headwater.errors import ConfigError, DamagedError
 from headwater.node.training.build import Built, empty_weights, footprint
+from headwater.node.training.kept import KEPT_BYTES, Kept
 from headwater.node.training.norm import Meet
 
 # What a process takes for having imported torch (measured: 190 MB), and what autograd and the allocator take on top of
@@ -33,16 +36,19 @@ def use_threads(num_threads: int) -> None:
         torch.set_num_threads(num_threads)
 
 
-def need_bytes(graph: PrefixGraph, end: End, num_rows: int, depth: int) -> int:
+def need_bytes(graph: PrefixGraph, end: End, num_rows: int, depth: int, keeps: bool) -> int:
     """What training up to there takes on this node, with so many rows in each of `depth` micro-batches under way."""
+    kept_bytes = KEPT_BYTES if keeps and num_frozen(graph, end) else 0
     weight_bytes, made_bytes = footprint(graph, end, num_rows)
-    return TORCH_BYTES + TIMES_WEIGHTS * weight_bytes + (depth - 1 + TIMES_MADE) * made_bytes
+    return TORCH_BYTES + kept_bytes + TIMES_WEIGHTS * weight_bytes + (depth - 1 + TIMES_MADE) * made_bytes
 
 
 class TrainedPrefix:
     """One replica."""
 
-    def __init__(self, graph: PrefixGraph, end: End, codec: str) -> None:
+    def __init__(self, graph: PrefixGraph, end: End, codec: str, keeps: bool) -> None:
+        """`keeps` what frozen layers make of samples: each epoch has the same pixels."""
+        self._kept = Kept() if keeps and num_frozen(graph, end) else None
         self._codec = codec
         self._graph, self._end = graph, end
         self._used = graph.used(end)
@@ -63,6 +69,8 @@ class TrainedPrefix:
         for name in parcel.arrays:
             if name not in self._weights:
                 raise ConfigError(f"{name[:80]!r} is not a tensor of the prefix")
+            if self._kept is not None and name not in self._graph.trained:
+                self._kept.clear()
             spec = self._graph.weights[name]
             self._staged[name] = parcel.array(name, spec.shape, spec.dtype)
 
@@ -81,18 +89,33 @@ class TrainedPrefix:
         """Of the weights as they are."""
         return checksum({name: self._weights[name].detach().numpy() for name in self._used})
 
-    def forward(self, parcel: Parcel, pixels: np.ndarray, meet: Meet) -> dict[str, np.ndarray]:
-        """Rows of the boundary, as they travel."""
+    def has_kept(self, ids: Sequence[int]) -> bool:
+        """Are these samples' pixels not needed any more?"""
+        return self._kept is not None and self._kept.has(ids)
+
+    def forward(
+        self, parcel: Parcel, ids: Sequence[int], pixels: np.ndarray | None, meet: Meet
+    ) -> dict[str, np.ndarray]:
+        """Rows of the boundary of these samples, as they travel. No pixels: their frozen part was kept."""
         micro = parcel.number("micro")
         self._state.forward(parcel.number("step"), parcel.number("version"), micro)
-        spec = self._graph.inputs[0]
-        if pixels.shape[1:] != spec.shape:
-            raise ConfigError(f"the transforms give rows of {list(pixels.shape[1:])}, the prefix takes {spec}")
-        x = torch.from_numpy(pixels).to(getattr(torch, spec.dtype))
-        made = self._built.run([x], meet)
+        made = self._built.trained(self._frozen(ids, pixels), meet)
         self._under_way[micro] = [each for each in made if each.requires_grad]
         self._learning = tuple(spec for spec, each in zip(self._end.boundary, made, strict=True) if each.requires_grad)
         return pack_rows(self._codec, self._end.boundary, [each.detach().contiguous().numpy() for each in made])
+
+    def _frozen(self, ids: Sequence[int], pixels: np.ndarray | None) -> list[Any]:
+        """What crosses from the frozen part into the trained one."""
+        if pixels is None:
+            assert self._kept is not None
+            return list(self._kept.take(ids))
+        spec = self._graph.inputs[0]
+        if pixels.shape[1:] != spec.shape:
+            raise ConfigError(f"the transforms give rows of {list(pixels.shape[1:])}, the prefix takes {spec}")
+        found = self._built.frozen([torch.from_numpy(pixels).to(getattr(torch, spec.dtype))])
+        if self._kept is not None:
+            self._kept.put(ids, found)
+        return found
 
     def backward(self, parcel: Parcel) -> None:
         """Gradients of those rows; those of the weights are added to what there is."""
