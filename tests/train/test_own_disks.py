@@ -130,7 +130,8 @@ def test_samples_that_nobody_alive_holds_end_the_run_with_their_node_named(pictu
 def test_first_layers_train_on_the_rows_that_each_node_has(start_disks, pictures):
     def losses(data, nodes, cut):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(900, 3))
+        body = [nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU()]
+        model = nn.Sequential(*body, nn.Flatten(), nn.Linear(900, 3))
         optimizer = torch.optim.SGD(model.double().parameters(), lr=0.01)
         with hw.partition(model, data, transforms=TRANSFORMS, nodes=nodes, cut=cut, batch_size=8, seed=3) as one:
             found = []
@@ -140,6 +141,6 @@ def test_first_layers_train_on_the_rows_that_each_node_has(start_disks, pictures
                 optimizer.step()
             return found
 
-    disks, nodes = start_disks(left=lambda number: number % 3 < 2, right=lambda number: number % 3 == 2)
+    place, nodes = start_disks(left=lambda number: number % 3 < 2, right=lambda number: number % 3 == 2)
     addresses = [node.address for node in nodes.values()]
-    assert losses(disks.place, addresses, "2") == pytest.approx(losses(pictures, None, "none"), rel=1e-9)
+    assert losses(place, addresses, "2") == pytest.approx(losses(pictures, None, "none"), rel=1e-9)
