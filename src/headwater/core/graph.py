@@ -95,7 +95,7 @@ class Layout:
     name: str
 
 
-_TAGS: Mapping[str, type] = {"value": Value, "weight": Weight, "dtype": Dtype, "layout": Layout}
+_NAMED: Mapping[str, type[Weight] | type[Dtype] | type[Layout]] = {"weight": Weight, "dtype": Dtype, "layout": Layout}
 _DTYPES = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
 _LAYOUTS = frozenset({"contiguous_format", "preserve_format", "channels_last"})
 Argument = Any  # None, bool, int, float, str, one of the tags, or a list of these
@@ -195,9 +195,11 @@ class PrefixGraph:
 
 
 def _plain(value: Argument) -> Any:
-    for tag, kind in _TAGS.items():
+    if isinstance(value, Value):
+        return {"value": value.number}
+    for tag, kind in _NAMED.items():
         if isinstance(value, kind):
-            return {tag: value.number if isinstance(value, Value) else value.name}
+            return {tag: value.name}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):

@@ -22,7 +22,7 @@ MAX_AHEAD = 64  # parts of batches; a few micro-batches of two or three batches
 
 
 def pixels_of(
-    extractor: Extractor, store: Callable[[], Store], chunk: Chunk, abandoned: Callable[[], bool], weight: float
+    extractor: Extractor, store: Callable[[], Store], chunk: Chunk, abandoned: Callable[[], bool], weight: float = 1.0
 ) -> np.ndarray:
     """The rows of these samples, in their order. BadSampleError names the first that can't be read."""
     spec = chunk.extraction.boundary[0]

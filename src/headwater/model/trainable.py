@@ -86,7 +86,7 @@ def trainable_cuts(captured: Captured) -> tuple[Cut, ...]:
 def _operator(node: Node) -> str:
     """What the operator is called in the list."""
     if node.target in _NUMBERS:
-        return _NUMBERS[node.target]  # type: ignore[index]
+        return _NUMBERS[node.target]
     return NORM if uses_batch_statistics(node) and str(node.target) == "aten.batch_norm.default" else str(node.target)
 
 

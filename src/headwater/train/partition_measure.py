@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,7 +105,7 @@ def measure_steps(
         )
         each = [said["ends"][cut.name] for said in told]
         found.append(CutCosts(
-            cut.index, cut.name, *(tuple(float(one[way]) / rows for one in each) for way in (0, 1)),
+            cut.index, cut.name, _per_row(each, 0, rows), _per_row(each, 1, rows),
             suffixes[cut.index], {codec: wire_row_bytes(codec, cut.boundary) for codec in codecs},
             {codec: wire_row_bytes(codec, learning) for codec in codecs}, weights if any(needs) else 0,
             prefix.graph.num_norms(end),
@@ -113,6 +114,11 @@ def measure_steps(
     return StepCosts(batch_size, tuple(found), tuple(float(said["pixels_s"]) for said in told),
                      tuple(link[:2] for link in links), port, min(link[2] for link in links), read_s, pixels_s,
                      not looks)  # fmt: skip
+
+
+def _per_row(each: Sequence[Sequence[float]], way: int, rows: int) -> tuple[float, ...]:
+    """Of each node."""
+    return tuple(float(one[way]) / rows for one in each)
 
 
 def _refs(samples: Samples, holdings: Holdings | None, client: NodeClient | None, rows: int) -> list[SampleRef]:
@@ -132,7 +138,7 @@ def _on_node(
     holdings: Holdings | None,
     rows: int,
     seed: int,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     refs = _refs(samples, holdings, client, rows)
     about = {"training": TRAINING, "url": samples.url, "transforms": pipeline.to_json(), "seed": seed, "codec": "raw",
              "job": f"measure-{os.getpid()}", "max_rows": len(refs), "depth": 1, "measure": len(refs),
@@ -159,7 +165,7 @@ def _on_node(
         peer.close()
 
 
-def _checked(client: NodeClient, said: Parcel, prefix: Trainable | None) -> dict[str, object]:
+def _checked(client: NodeClient, said: Parcel, prefix: Trainable | None) -> dict[str, Any]:
     """Its answer has a time for everything."""
     names = [] if prefix is None else [end.name for end in prefix.graph.ends]
     ends, pixels_s = said.about.get("ends"), said.about.get("pixels_s")

@@ -28,7 +28,7 @@ def whole_batch_norm(
 ) -> Tensor:
     if meet is None:  # only shapes are wanted
         return torch.empty_like(x)
-    result: Tensor = _Norm.apply(x, weight, bias, eps, meet, number)  # type: ignore[no-untyped-call]
+    result: Tensor = _Norm.apply(x, weight, bias, eps, meet, number)
     return result
 
 
@@ -39,7 +39,7 @@ def _wide(values: Tensor, like: Tensor) -> Tensor:
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, meet: Meet, number: int
     ) -> Tensor:
         dims = [0, *range(2, x.dim())]
@@ -57,7 +57,7 @@ class _Norm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight, mean, inverse = ctx.saved_tensors
         dims = [0, *range(2, x.dim())]
         centred = x - _wide(mean, x)
