@@ -132,8 +132,8 @@ def result(cases: list[dict[str, Any]], what: str, size: Size, quick: bool) -> R
         },
         goals={"best_reduction": "≥ 0.31", "worst_vs_none": "≤ 1.0"},
         cases=cases,
-        bound=f"where cores limit: {cores / (1 + cores):.2f}, with all of the trainer's core and of the devices {cores:g} "
-        "busy all the time; where the link limits, what is saved in bytes",
+        bound=f"where cores limit: {cores / (1 + cores):.2f}, if the trainer's core and the devices' {cores:g} "
+        "were busy all the time; where the link limits, what is saved in bytes",
         limited_by="the trainer's link at low rates, the devices' share of a core at high ones; with batch-norms, that "
         "nodes and trainer take turns",
         notes=[

@@ -33,6 +33,7 @@ _NUMBERS: Mapping[str, Callable[..., Any]] = {
     "py.floordiv": operator.floordiv,
 }  # fmt: skip
 _BIGGEST = 2**63
+AT_ONCE = 4  # values of a frozen part that are alive together, each taken for as large as the largest
 
 
 def _size(tensor: Tensor, dim: int) -> int:
@@ -83,11 +84,11 @@ class Built:
         self.num_frozen = num_frozen(graph, end)
         self.crossing = crossing(graph, end, self.num_frozen)
 
-    def frozen(self, inputs: Sequence[Tensor]) -> list[Any]:
+    def frozen(self, inputs: Sequence[Tensor], watch: Watch | None = None) -> list[Any]:
         """What crosses from the part that nothing trained has a say in; by sample alone."""
         values: dict[int, Any] = dict(enumerate(inputs))
         with torch.no_grad():
-            self._run(values, 0, self.num_frozen, None, None)
+            self._run(values, 0, self.num_frozen, None, watch)
         return [values[number] for number in self.crossing]
 
     def trained(self, frozen: Sequence[Any], meet: Meet | None, watch: Watch | None = None) -> list[Tensor]:
@@ -101,8 +102,8 @@ class Built:
             found.append(values[number])
         return found
 
-    def run(self, inputs: Sequence[Tensor], meet: Meet | None, watch: Watch | None = None) -> list[Tensor]:
-        return self.trained(self.frozen(inputs), meet, watch)
+    def run(self, inputs: Sequence[Tensor], meet: Meet | None) -> list[Tensor]:
+        return self.trained(self.frozen(inputs), meet)
 
     def _run(self, values: dict[int, Any], start: int, stop: int, meet: Meet | None, watch: Watch | None) -> None:
         num_inputs = len(self.graph.inputs)
@@ -175,19 +176,23 @@ def footprint(graph: PrefixGraph, end: End, num_rows: int) -> tuple[int, int]:
     inputs = [torch.empty((num_rows, *spec.shape), dtype=getattr(torch, spec.dtype), device="meta")
               for spec in graph.inputs]  # fmt: skip
     alive: list[Any] = list(inputs)
-    seen: dict[int, int] = {}
+    passing: dict[int, int] = {}  # bytes of what the frozen part makes, which is soon let go of
+    staying: dict[int, int] = {}  # of what the backward pass may need
 
-    def watch(value: Any) -> None:
-        for each in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(each, Tensor):
-                alive.append(each)  # or another one could get its place in memory, and pass for it
-                storage = each.untyped_storage()
-                seen[storage._cdata] = storage.nbytes()
+    def noting(seen: dict[int, int]) -> Watch:
+        def watch(value: Any) -> None:
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(each, Tensor):
+                    alive.append(each)  # or another one could get its place in memory, and pass for it
+                    storage = each.untyped_storage()
+                    seen[storage._cdata] = storage.nbytes()
+
+        return watch
 
     built = Built(graph, end, weights)
     try:
         with torch.no_grad():
-            found = built.run(inputs, None, watch)
+            found = built.trained(built.frozen(inputs, noting(passing)), None, noting(staying))
     except HeadwaterError:
         raise
     except Exception as error:
@@ -195,4 +200,5 @@ def footprint(graph: PrefixGraph, end: End, num_rows: int) -> tuple[int, int]:
     for tensor, spec in zip(found, end.boundary, strict=True):
         if tuple(tensor.shape) != (num_rows, *spec.shape) or tensor.dtype is not getattr(torch, spec.dtype):
             raise ConfigError(f"the prefix gives {list(tensor.shape)} {tensor.dtype} where it says {spec}")
-    return weight_bytes, sum(seen.values())
+    # What is added later on, such as a shortcut, lives beside what is made meanwhile.
+    return weight_bytes, sum(staying.values()) + AT_ONCE * max(passing.values(), default=0)
