@@ -25,6 +25,7 @@ BENCHMARKS = {
     "prongs": "nodes and the trainer preprocess from two ends, nothing frozen: against the trainer alone; the bound",
     "agreement": "the simulator against live runs: 32 plans on rigs, costs measured once beforehand",
     "scale": "the simulator's own speed: 1,000 nodes, 100 trainers, a million samples on one core",
+    "partition": "the first layers train on four storage devices: time of a step against everything on the trainer",
     "reduce": "gradients added up in the network against Gloo's all-reduce: time, CPU, lost packets, DDP",
     "pack": "rows/s of a node on one core from packed shards against JPEGs, and against the engine alone",
 }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headwater.model.freeze import freeze
     from headwater.model.near import Rows
     from headwater.train.job import Job, near
+    from headwater.train.partition import partition
 
 __version__ = _version.VERSION
 
@@ -36,12 +37,13 @@ _HOMES = {
     "freeze": "headwater.model.freeze",
     "from_torchvision": "headwater.data.torchvision",
     "near": "headwater.train.job",
+    "partition": "headwater.train.partition",
     "reduce": "headwater.reduce",
     "transforms": "headwater.data.transforms",
 }
 
 __all__ = ["HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision", "near",
-           "reduce", "transforms"]  # fmt: skip
+           "partition", "reduce", "transforms"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

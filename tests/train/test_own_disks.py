@@ -125,3 +125,22 @@ def test_samples_that_nobody_alive_holds_end_the_run_with_their_node_named(pictu
         nodes["b"].kill()
         with pytest.raises(UnreachableError, match="no node that holds the samples that come next"):
             list(batches)
+
+
+def test_first_layers_train_on_the_rows_that_each_node_has(start_disks, pictures):
+    def losses(data, nodes, cut):
+        torch.manual_seed(0)
+        body = [nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU()]
+        model = nn.Sequential(*body, nn.Flatten(), nn.Linear(900, 3))
+        optimizer = torch.optim.SGD(model.double().parameters(), lr=0.01)
+        with hw.partition(model, data, transforms=TRANSFORMS, nodes=nodes, cut=cut, batch_size=8, seed=3) as one:
+            found = []
+            for batch in one.steps():
+                optimizer.zero_grad()
+                found.append(batch.backward(torch.nn.functional.cross_entropy).item())
+                optimizer.step()
+            return found
+
+    place, nodes = start_disks(left=lambda number: number % 3 < 2, right=lambda number: number % 3 == 2)
+    addresses = [node.address for node in nodes.values()]
+    assert losses(place, addresses, "2") == pytest.approx(losses(pictures, None, "none"), rel=1e-9)

@@ -113,7 +113,7 @@ class Extraction:
     def from_json(cls, data: Any) -> Extraction:
         _require(data, url=str, transforms=list, boundary=list)
         _require(data, precision=str, codec=str, compression=str, node_batch=int)
-        _check_url(data["url"])
+        check_url(data["url"])
         prefix = data.get("prefix")
         if prefix is not None and not is_digest(prefix):
             raise ConfigError(f"prefix {shown(prefix)} is not a sha256 in hexadecimal")
@@ -238,7 +238,7 @@ def loads(ticket: bytes) -> Listing | Chunk | Probe | Calibrate | Blob:
         raise ConfigError(f"the request speaks protocol {data['protocol']}; this node speaks {PROTOCOL}")
     if data["kind"] == "listing":
         _require(data, url=str, layout=str)
-        _check_url(data["url"])
+        check_url(data["url"])
         columns = [data.get("path_column"), data.get("label_column")]
         for column in columns:
             if column is not None and type(column) not in (int, str):
@@ -466,7 +466,7 @@ def _require(data: Any, **kinds: type) -> None:
             raise ConfigError(f"{name} must be {kind.__name__}, not {shown(data.get(name))}")
 
 
-def _check_url(url: str) -> None:
+def check_url(url: str) -> None:
     """Parsers of URLs drop tabs and line ends, so ".<tab>." would become ".." behind the check that looks for it."""
     if any(letter < " " or letter == "\x7f" or "\ud800" <= letter <= "\udfff" for letter in url):
         raise ConfigError(f"{url[:200]!r} has control characters or lone surrogates; write them as %XX")

@@ -21,6 +21,7 @@ from headwater.model.flow import (
     attribute,
     flow,
     inner_nodes,
+    is_counter,
     is_random,
     module_calls,
     module_path,
@@ -32,13 +33,14 @@ from headwater.model.flow import (
 _SENDABLE = frozenset(ITEM_BYTES) - {"bfloat16"}
 
 
-def cuts(captured: Captured) -> tuple[Cut, ...]:
-    """Every cut of the model, in the order of computation."""
+def cuts(captured: Captured, *, trains: bool = False) -> tuple[Cut, ...]:
+    """Every cut of the model, in the order of computation. With `trains`, a prefix may be trained where it runs: what
+    is trainable, and batch-norms with the statistics of their batch, are allowed in it."""
     graph = flow(captured)
     names, also = _names(graph)
     labels = {node: node.name for node in graph.inputs} | dict(zip(graph.places, names[1:], strict=True))
     found = []
-    for index, (purity, weights) in enumerate(zip(_impurities(graph), _weights(graph), strict=True)):
+    for index, (purity, weights) in enumerate(zip(_impurities(graph, trains), _weights(graph), strict=True)):
         boundary, fault = _boundary(graph, index, labels)
         why_not = purity or fault
         found.append(
@@ -111,26 +113,26 @@ def _shape(graph: Flow, value: Tensor) -> str:
     return "×".join("batch" if graph.is_batch(size) else str(size) for size in value.shape) or "scalar"
 
 
-def _impurities(graph: Flow) -> list[str]:
+def _impurities(graph: Flow, trains: bool) -> list[str]:
     """For each cut why its prefix is impure, or ""."""
     reasons, reason = [""], ""
     checked: set[Node] = set()
     for node in graph.captured.graph_module.graph.nodes:
         is_place = graph.ordinal.get(node, 0) > 0
         if not reason and (is_place or graph.changes_the_model(node)):
-            reason = _why_impure(graph, node, checked)
+            reason = _why_impure(graph, node, checked, trains)
         if is_place:
             reasons.append(reason)
     return reasons
 
 
-def _why_impure(graph: Flow, node: Node, checked: set[Node]) -> str:
+def _why_impure(graph: Flow, node: Node, checked: set[Node], trains: bool) -> str:
     """Why a node, or a constant it needs, may not run near the data."""
     model = graph.captured.model
     for source in graph.with_constants(node, checked):
         if source.op == "get_attr":
             tensor = attribute(node, source)
-            if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad and not trains:
                 return (
                     f"{source.target} is trainable: call hw.freeze(model, until=...), set its requires_grad to False, "
                     "or cut before it"
@@ -138,11 +140,11 @@ def _why_impure(graph: Flow, node: Node, checked: set[Node]) -> str:
             continue
         for inner in inner_nodes(source):
             path = module_path(source)
-            if uses_batch_statistics(inner):
+            if uses_batch_statistics(inner) and not trains:
                 return _why_module(model, path, "normalises with the statistics of its batch")
             if is_random(inner):
                 return _why_module(model, path, f"draws random numbers ({op_name(inner)})")
-    if graph.changes_the_model(node):
+    if graph.changes_the_model(node) and not (trains and is_counter(node)):
         return _why_module(model, module_path(node), "changes its own buffers as it runs")
     return ""
 

@@ -157,6 +157,12 @@ def uses_batch_statistics(node: Node) -> bool:
     return op_name(node) in _BATCH_NORMS and bool(argument(node, "training"))
 
 
+def is_counter(node: Node) -> bool:
+    """Does this count a buffer up by a number, as a batch-norm counts its batches?"""
+    is_add = op_name(node) == "add_" and len(node.args) == 2 and type(node.args[1]) is int and not node.kwargs
+    return is_add and isinstance(node.args[0], Node) and node.args[0].op == "get_attr"
+
+
 def is_random(node: Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False

@@ -93,6 +93,26 @@ class Quotas:
             rate = self._rates.setdefault((grant.tenant, per_s), Rate(per_s))
             return rate.wait_s(num_rows, time.monotonic())
 
+    @contextlib.contextmanager
+    def session(self, grant: Grant | None) -> Iterator[None]:
+        """A call that lasts, which counts as one of the tenant's streams. RefusedError where it has them all."""
+        if grant is None:
+            yield
+            return
+        if not self._enter(grant):
+            raise RefusedError(f"{grant.quota.max_chunks} streams of tenant {grant.tenant} run already, its limit; end "
+                               "another job first")  # fmt: skip
+        try:
+            yield
+        finally:
+            with self._room:
+                self._running[grant.tenant] -= 1
+                self._room.notify_all()
+
+    def pause_s(self, grant: Grant | None, num_rows: int) -> float:
+        """How long the tenant has to wait before so many rows begin."""
+        return 0.0 if grant is None else self._wait_s(grant, num_rows)
+
     def uses(self, grant: Grant | None, digest: str | None) -> None:
         """The tenant has asked for this prefix."""
         if grant is not None and digest is not None:

@@ -44,10 +44,13 @@ from headwater.node.calibrations import FORMAT as INT8_FORMAT
 from headwater.node.calls import Asked, Calls, tenant_of
 from headwater.node.child import Children
 from headwater.node.door import KEY, Door, grant_of
+from headwater.node.exchange import Exchange
 from headwater.node.prefixes import Prefixes, Wanted
 from headwater.node.quantise import has_vnni
 from headwater.node.quotas import Quotas
+from headwater.node.rooms import Room
 from headwater.node.roots import is_below
+from headwater.node.session import Session
 from headwater.node.tenants import TIMES_MODEL, TRIAL_ROWS, Tenants
 from headwater.node.tls import Tls
 from headwater.node.tokens import OneToken, TokensFile
@@ -237,6 +240,18 @@ class Node(flight.FlightServerBase):
             options = pa.ipc.IpcWriteOptions(compression=compression)
             rows = self._rows(request, schema, context)
             return self._stream(asked, context, schema, rows, len(request.samples), options=options)
+
+    def do_exchange(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor, reader: Any, writer: Any
+    ) -> None:
+        """A trainer's session: rows of its batches, up to a cut whose prefix may be trained here
+        (docs/partition.md)."""
+        asked, grant = Asked("training", tenant_of(context)), grant_of(context)
+        with _as_status(), self.calls.under_way(asked), self._quotas.session(grant):
+            if descriptor.command != b"train":
+                raise ConfigError("an exchange has the command train")
+            host = _SessionHost(self, context, grant)
+            Exchange(reader, writer, lambda: self._stopping).carry(lambda exchange: Session(exchange, host).run())
 
     def _stream(
         self,
@@ -542,6 +557,30 @@ class Node(flight.FlightServerBase):
                                "`headwater serve` and that URL")  # fmt: skip
         raise RefusedError(f"{redact(wanted)} is not below what tenant {grant.tenant} may read ({shown}); ask whoever "
                            "runs the node for more")  # fmt: skip
+
+
+class _SessionHost:
+    """What a session sees of its node."""
+
+    def __init__(self, node: Node, context: flight.ServerCallContext, grant: Grant | None) -> None:
+        self._node, self._grant = node, grant
+        self._context = context
+        most = node._prefixes.max_bytes
+        self.num_threads = node.num_threads
+        self.max_weight_bytes = most if grant is None else grant.quota.upload_bytes(most)
+        self.weight = 1.0 if grant is None else grant.quota.weight
+        self.extractor = node._extractor
+        self.store = node._store
+        self.check_serving = node.calls.check_serving
+
+    def check_root(self, url: str) -> None:
+        self._node._check_root(url, self._context)
+
+    def room(self, num_bytes: int) -> Room:
+        return self._node._tenants.errand("training", num_bytes)
+
+    def pause_s(self, num_rows: int) -> float:
+        return self._node._quotas.pause_s(self._grant, num_rows)
 
 
 _ACTIONS = [("hello", "who the node is and what it can do"), ("has-prefix", "does it hold the prefix of this digest?")]

@@ -268,6 +268,20 @@ class NodeClient:
         for reader in readers:
             reader.cancel()
 
+    def exchange(self) -> tuple[Any, Any]:
+        """A call with messages both ways: (writer, reader). Whoever uses them puts errors in words with `in_words`."""
+        with self._plain_errors():
+            found: tuple[Any, Any] = self._client.do_exchange(flight.FlightDescriptor.for_command(b"train"))
+            return found
+
+    def in_words(self, error: BaseException) -> HeadwaterError:
+        """What went wrong on the way to the node, as an error of ours."""
+        try:
+            with self._plain_errors():
+                raise error
+        except HeadwaterError as plain:
+            return plain
+
     def close(self) -> None:
         """Hang up."""
         self._client.close()

@@ -281,7 +281,7 @@ def near(
     if prongs == MTE and world > 1 and not _is_group(world):
         raise ConfigError(f'prongs="mte" with {world} trainers needs torch.distributed, with as many: all must agree '
                           'where the two ends meet; initialise it first, pin a plan, or use "ordered"')  # fmt: skip
-    pipeline, rest = _read_transforms(transforms)
+    pipeline, rest = read_transforms(transforms)
     if views and not pipeline.is_random:
         warnings.warn(f"views={views} has nothing to do: the transforms near the data are not random", stacklevel=2)
     url = full_url(os.fspath(data))
@@ -304,11 +304,11 @@ def near(
 
         with progress.step(f"listing {redact(url)}") as tick:
             listing = Listing(url, layout, path_column, label_column)
-            samples, holdings = _list(clients, listing, tick)
+            samples, holdings = list_on(clients, listing, tick)
         check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
             keep_frozen(model)
-            captured = capture(model, _example(model, pipeline))
+            captured = capture(model, example_of(model, pipeline))
             all_cuts = find_cuts(captured)
         if cut is None and not pinned and not rest:
             _check_norms(model)
@@ -415,7 +415,7 @@ def _settle(source: Source, model: NearModel, plan: Plan, precision: str, tolera
     return found
 
 
-def _list(
+def list_on(
     clients: Sequence[NodeClient], listing: Listing, tick: Callable[[int], None]
 ) -> tuple[Samples, Holdings | None]:
     """The samples; and which node holds which, where they lie in folders that are not the same everywhere."""
@@ -448,7 +448,7 @@ def _is_group(world: int) -> bool:
     return distributed and torch.distributed.get_world_size() == world
 
 
-def _read_transforms(transforms: Any) -> tuple[Transforms, list[Any]]:
+def read_transforms(transforms: Any) -> tuple[Transforms, list[Any]]:
     """The transforms that run near the data, and those that stay here."""
     steps = transforms if isinstance(transforms, list | tuple) else [transforms]
     ours = isinstance(transforms, Transforms) or all(isinstance(step, Op | dict) for step in steps)
@@ -459,7 +459,7 @@ def _read_transforms(transforms: Any) -> tuple[Transforms, list[Any]]:
     return pipeline, rest
 
 
-def _example(model: nn.Module, pipeline: Transforms) -> tuple[torch.Tensor, ...]:
+def example_of(model: nn.Module, pipeline: Transforms) -> tuple[torch.Tensor, ...]:
     height, width, channels = pipeline.pixel_spec.shape
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     return (torch.zeros(2, channels, height, width, device=device),)

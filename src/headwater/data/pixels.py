@@ -1,0 +1,84 @@
+"""The inputs of batches to come, made while the prefix computes.
+
+Owns `Pixels`. The order of a batch is the trainer's; what a sample becomes is `data.extract`'s, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from headwater.data.extract import Extractor
+from headwater.data.samples import SampleRef
+from headwater.data.store import Store
+from headwater.data.wire import Chunk
+from headwater.errors import BadSampleError, ConfigError
+
+MAX_AHEAD = 64  # parts of batches; a few micro-batches of two or three batches
+
+
+def pixels_of(
+    extractor: Extractor, store: Callable[[], Store], chunk: Chunk, abandoned: Callable[[], bool], weight: float = 1.0
+) -> np.ndarray:
+    """The rows of these samples, in their order. BadSampleError names the first that can't be read."""
+    spec = chunk.extraction.boundary[0]
+    found = np.empty((len(chunk.samples), *spec.shape), spec.dtype)
+    places = {ref.id: place for place, ref in enumerate(chunk.samples)}
+    num_found = 0
+    for part in extractor.rows(store(), chunk, None, abandoned, weight=weight):
+        if part.bad:
+            raise BadSampleError(part.bad[0].key, part.bad[0].reason)
+        found[[places[sample] for sample in part.ids.tolist()]] = part.tensors[0]
+        num_found += len(part.ids)
+    if num_found != len(chunk.samples) and not abandoned():
+        raise ConfigError(f"{len(chunk.samples) - num_found} of {len(chunk.samples)} samples gave no row")
+    return found
+
+
+class Pixels:
+    """Rows that are being made, by the number that the trainer gave them."""
+
+    def __init__(
+        self,
+        extractor: Extractor,
+        store: Callable[[], Store],
+        chunk: Chunk,
+        abandoned: Callable[[], bool],
+        weight: float = 1.0,
+    ) -> None:
+        """`chunk` is a pattern for those to come."""
+        self._make = partial(pixels_of, extractor, store)
+        self._chunk = chunk
+        self._abandoned = abandoned
+        self._weight = weight
+        self._pool = ThreadPoolExecutor(2, "pixels")
+        self._coming: dict[int, Future[np.ndarray]] = {}
+
+    def fetch(self, key: int, epoch: int, refs: tuple[SampleRef, ...]) -> None:
+        """Begin with these samples."""
+        if len(self._coming) >= MAX_AHEAD or key in self._coming:
+            raise ConfigError(f"{len(self._coming)} parts of batches are being made already, or {key} is one of them")
+        if not refs or len({ref.id for ref in refs}) != len(refs):
+            raise ConfigError("a part of a batch has no sample, or one twice")
+        chunk = replace(self._chunk, epoch=epoch, index=key, samples=refs)
+        self._coming[key] = self._pool.submit(self._make, chunk, self._abandoned, self._weight)
+
+    def take(self, key: int) -> np.ndarray:
+        """Wait for them; they are not kept."""
+        if key not in self._coming:
+            raise ConfigError(f"part {key} of a batch was not asked for")
+        return self._coming.pop(key).result()
+
+    def forget(self) -> None:
+        """Whatever was asked for is not needed."""
+        for each in self._coming.values():
+            each.cancel()
+        self._coming.clear()
+
+    def close(self) -> None:
+        self.forget()
+        self._pool.shutdown(wait=False, cancel_futures=True)

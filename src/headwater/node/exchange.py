@@ -1,0 +1,147 @@
+"""A long call with messages both ways: what a trainer whose prefix is trained here says, and what it is answered.
+
+Owns `Exchange`: the thread that works while this one reads, the order of what is written, and signs of life. What is
+done with the messages is `node.training`'s, which needs torch and is imported when the first such call comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from headwater.data import wire
+from headwater.data.extract import SIGN_OF_LIFE_S
+from headwater.data.parcel import SCHEMA, Parcel
+from headwater.errors import DamagedError, HeadwaterError
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 256  # messages that have come and nobody has looked at; the wire holds back further ones
+
+
+class GoneError(Exception):
+    """The other side has hung up, or the node ends."""
+
+
+class Exchange:
+    """Both directions of one call."""
+
+    def __init__(self, reader: Any, writer: Any, stopping: Callable[[], bool]) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._stopping = stopping
+        self._writing = threading.Lock()
+        self._inbox: queue.Queue[Parcel | HeadwaterError | None] = queue.Queue(MAX_PENDING)
+        self._put_off: list[Parcel] = []
+        self._gone = threading.Event()
+        self._said = time.monotonic()
+        self.received_bytes = self.sent_bytes = 0
+
+    @property
+    def is_gone(self) -> bool:
+        return self._gone.is_set() or self._stopping()
+
+    def send(self, parcel: Parcel) -> None:
+        """Say something; GoneError if nobody listens any more."""
+        batch, metadata = parcel.to_batch()
+        try:
+            with self._writing:
+                self._said = time.monotonic()
+                self._writer.write_with_metadata(batch, pa.py_buffer(metadata))
+                self._said = time.monotonic()
+                self.sent_bytes += batch.nbytes + len(metadata)
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            self._gone.set()
+            raise GoneError from error
+
+    def take(self) -> Parcel:
+        """The next message; GoneError if there will be none."""
+        if self._put_off:
+            return self._put_off.pop(0)
+        while True:
+            try:
+                found = self._inbox.get(timeout=0.5)
+            except queue.Empty:
+                if self.is_gone:
+                    raise GoneError from None
+                continue
+            if isinstance(found, HeadwaterError):
+                raise found
+            if found is None:
+                self._gone.set()
+                raise GoneError
+            return found
+
+    def put_off(self, parcels: list[Parcel]) -> None:
+        """These have come too early: `take` gives them first."""
+        self._put_off += parcels
+
+    def carry(self, work: Callable[[Exchange], None]) -> None:
+        """Read until the other side hangs up, while `work` runs in a thread of its own."""
+        self._writer.begin(SCHEMA)
+        worker = threading.Thread(target=self._work, args=(work,), name="training", daemon=True)
+        beats = threading.Thread(target=self._beat, name="training-beat", daemon=True)
+        worker.start()
+        beats.start()
+        try:
+            while True:
+                try:
+                    item = self._reader.read_chunk()
+                except StopIteration:
+                    break
+                except (flight.FlightError, pa.ArrowException, OSError):
+                    break
+                try:
+                    said = item.app_metadata.to_pybytes() if item.app_metadata else b""
+                    self.received_bytes += len(said) + (item.data.nbytes if item.data is not None else 0)
+                    parcel: Parcel | HeadwaterError = Parcel.from_batch(item.data, said)
+                except HeadwaterError as error:
+                    parcel = error
+                except Exception as error:  # Arrow's own, of bytes that are none of its
+                    parcel = DamagedError(f"a message can't be read: {type(error).__name__}")
+                self._put(parcel)
+        finally:
+            self._put(None)
+            self._gone.set()
+            worker.join()
+            beats.join()
+
+    def _put(self, item: Parcel | HeadwaterError | None) -> None:
+        while not self._stopping():
+            with contextlib.suppress(queue.Full):
+                self._inbox.put(item, timeout=0.5)
+                return
+
+    def _work(self, work: Callable[[Exchange], None]) -> None:
+        try:
+            work(self)
+        except GoneError:
+            pass
+        except HeadwaterError as error:
+            log.warning("a training session ends: %s: %s", type(error).__name__, error)
+            self._tell(error)
+        except Exception as error:
+            log.exception("unexpected error while a prefix was trained")
+            self._tell(HeadwaterError(f"unexpected {type(error).__name__} on the node; its log has more"))
+        with contextlib.suppress(GoneError, HeadwaterError):  # what else comes is read, so that the call can end
+            while True:
+                self.take()
+
+    def _tell(self, error: HeadwaterError) -> None:
+        with contextlib.suppress(GoneError):
+            self.send(Parcel("error", {"error": wire.error_to_wire(error).decode()}))
+
+    def _beat(self) -> None:
+        """gRPC hangs up on a call that is silent for 30 s while the other side asks whether it is there."""
+        while not self._gone.wait(1.0):
+            if time.monotonic() - self._said > SIGN_OF_LIFE_S:
+                with contextlib.suppress(GoneError):
+                    self.send(Parcel("beat"))

@@ -1,0 +1,242 @@
+"""A trainer's session on a node: batches' rows made here, up to a cut whose prefix may be trained here.
+
+Owns `Session`: the messages, what they may ask for, and the memory that they take. Arithmetic is `node.training`'s,
+which is imported when a prefix comes; where none does (the cut is in front of the model), pixels travel and torch is
+not needed.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+from headwater.core.form import shown
+from headwater.core.graph import End, PrefixGraph
+from headwater.core.partition import MAX_UNDER_WAY
+from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
+from headwater.data.parcel import TRAINING, Parcel
+from headwater.data.pixels import MAX_AHEAD, Pixels
+from headwater.data.samples import SampleRef
+from headwater.data.store import Store
+from headwater.data.transforms import Transforms
+from headwater.data.wire import Chunk, Extraction, check_url
+from headwater.errors import ConfigError, DamagedError, RefusedError
+from headwater.node.exchange import Exchange, GoneError
+from headwater.node.meeting import DroppedError, Meeting
+from headwater.node.rooms import Room
+
+CODECS = ("raw", "fp16", "bf16")  # for what is trained; int8's error is too large for gradients
+MAX_ROWS = 1 << 20
+MAX_MEASURED_ROWS = 4096
+
+
+class Host(Protocol):
+    """What a session needs of its node."""
+
+    num_threads: int
+    max_weight_bytes: int
+    weight: float  # of the tenant among those that share the threads
+
+    def check_root(self, url: str) -> None: ...
+    def store(self, url: str) -> Store: ...
+    def check_serving(self) -> None: ...
+    def room(self, num_bytes: int) -> Room: ...
+    def pause_s(self, num_rows: int) -> float: ...
+    @property
+    def extractor(self) -> Extractor: ...
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a session is about."""
+
+    pattern: Chunk  # of the samples to come
+    graph: PrefixGraph | None
+    end: End | None
+    codec: str
+    max_rows: int
+    depth: int
+    num_measured: int  # rows to measure with; 0 for a session that trains
+
+    @classmethod
+    def of(cls, parcel: Parcel) -> Opened:
+        if parcel.kind != "open" or parcel.about.get("training") != TRAINING:
+            said = f"{shown(parcel.kind)}, training {shown(parcel.about.get('training'))}"
+            raise ConfigError(f"a session begins with open, training {TRAINING}; this is {said}; install the same "
+                              "version on both sides")  # fmt: skip
+        about = parcel.about
+        url, codec, job = (about.get(name) for name in ("url", "codec", "job"))
+        if not isinstance(url, str) or not isinstance(job, str) or codec not in CODECS:
+            raise ConfigError(f"a session is for a URL, a job, and a codec of {', '.join(CODECS)}; not {shown(about)}")
+        check_url(url)
+        transforms = Transforms.from_json(about.get("transforms"))
+        graph = None if about.get("graph") is None else PrefixGraph.from_json(about["graph"])
+        spec = transforms.pixel_spec if graph is None else transforms.output_spec
+        pattern = Chunk(Extraction(url, transforms, None, (spec,)), job[:200], parcel.number("seed"), 0, 0, ())
+        end = None if graph is None else graph.end(about.get("end", graph.ends[-1].name))
+        return cls(pattern, graph, end, codec, parcel.number("max_rows", 1, MAX_ROWS),
+                   parcel.number("depth", 1, MAX_UNDER_WAY),
+                   parcel.number("measure", 0, MAX_MEASURED_ROWS))  # fmt: skip
+
+
+def _training() -> Any:
+    """The part that needs torch."""
+    try:
+        return import_module("headwater.node.training.prefix")
+    except ImportError as error:
+        raise RefusedError("this node has no PyTorch, and only nodes with it can train a prefix: pip install "
+                           f"'headwater[node-train]' there, or cut at the input ({error})") from None  # fmt: skip
+
+
+class Session:
+    """One call of a trainer."""
+
+    def __init__(self, exchange: Exchange, host: Host) -> None:
+        self._exchange = exchange
+        self._host = host
+        self._prefix: Any = None
+        self._meeting = Meeting(exchange, self._fetch)
+        self._weight_bytes = 0
+        self._asked: dict[
+            int, tuple[tuple[int, ...], bool]
+        ] = {}  # by key: samples, and whether pixels are made of them
+
+    def run(self) -> None:
+        opened = Opened.of(self._exchange.take())
+        chunk = opened.pattern
+        self._host.check_root(chunk.extraction.url)
+        with ExitStack() as stack:
+            pixels = Pixels(self._host.extractor, lambda: self._host.store(chunk.extraction.url), chunk,
+                            lambda: self._exchange.is_gone, self._host.weight)  # fmt: skip
+            stack.callback(pixels.close)
+            self._pixels, self._opened = pixels, opened
+            if opened.graph is not None:
+                training = _training()
+                training.use_threads(self._host.num_threads)
+                rows = opened.num_measured or opened.max_rows
+                assert opened.end is not None
+                need = training.need_bytes(opened.graph, opened.end, rows, opened.depth, self._keeps(opened))
+                room = stack.enter_context(self._host.room(need))
+                self._wait_for(room)
+                if not opened.num_measured:
+                    self._prefix = training.TrainedPrefix(opened.graph, opened.end, opened.codec, self._keeps(opened))
+                    stack.callback(self._let_go)
+            self._exchange.send(Parcel("ready"))
+            while True:
+                try:
+                    self._do(self._exchange.take())
+                except DroppedError:
+                    self._drop()
+
+    @staticmethod
+    def _keeps(opened: Opened) -> bool:
+        """Is a sample the same in each epoch, so that what is frozen need not see it again?"""
+        return not opened.pattern.extraction.transforms.is_random and not opened.num_measured
+
+    def _let_go(self) -> None:
+        self._prefix = None
+
+    def _wait_for(self, room: Room) -> None:
+        """Until there is memory for it."""
+        told = 0.0
+        while not room.wait(0.25):
+            if self._exchange.is_gone:
+                raise GoneError
+            if time.monotonic() - told > SIGN_OF_LIFE_S:
+                self._exchange.send(Parcel("waiting", {"place": list(room.place or (0, 0))}))
+                told = time.monotonic()
+
+    def _do(self, parcel: Parcel) -> None:
+        work = {"fetch": self._fetch, "forward": self._forward, "backward": self._backward, "collect": self._collect,
+                "weights": self._weights, "commit": self._commit, "check": self._check,
+                "measure": self._measure}.get(parcel.kind)  # fmt: skip
+        if parcel.kind == "drop":
+            self._drop()
+            self._exchange.send(Parcel("dropped"))
+        elif parcel.kind == "norm":
+            pass  # the answer to a question of a step that was dropped
+        elif work is None:
+            raise DamagedError(f"a message of kind {shown(parcel.kind)}, which none has")
+        else:
+            work(parcel)
+
+    def _drop(self) -> None:
+        self._pixels.forget()
+        self._asked.clear()
+        if self._prefix is not None:
+            self._prefix.drop()
+
+    def _fetch(self, parcel: Parcel) -> None:
+        samples = parcel.about.get("samples")
+        most = max(self._opened.max_rows, self._opened.num_measured)
+        if not isinstance(samples, list) or not 0 < len(samples) <= most:
+            raise ConfigError(f"a part of a batch has 1 to {most} samples")
+        refs = tuple(SampleRef.from_json(each) for each in samples)
+        key, ids = parcel.number("key"), tuple(ref.id for ref in refs)
+        if key in self._asked or len(self._asked) >= MAX_AHEAD:
+            raise ConfigError(f"{len(self._asked)} parts of batches are being made already, or {key} is one of them")
+        needs_pixels = self._prefix is None or not self._prefix.has_kept(ids)
+        if needs_pixels:
+            self._pixels.fetch(key, parcel.number("epoch"), refs)
+        self._asked[key] = ids, needs_pixels
+
+    def _trains(self) -> Any:
+        if self._prefix is None:
+            raise ConfigError("this session has no prefix to train")
+        return self._prefix
+
+    def _weights(self, parcel: Parcel) -> None:
+        prefix = self._trains()
+        self._weight_bytes += parcel.num_bytes
+        if self._weight_bytes > (most := self._host.max_weight_bytes):
+            raise RefusedError(f"the prefix's weights have more than {most / 1e6:,.3g} MB, the limit of uploads here; "
+                               "cut earlier, or ask whoever runs the node for more")  # fmt: skip
+        prefix.stage(parcel)
+
+    def _commit(self, parcel: Parcel) -> None:
+        self._trains().commit(parcel.number("version"))
+        self._weight_bytes = 0
+        self._exchange.send(Parcel("committed", {"version": parcel.number("version")}))
+
+    def _check(self, parcel: Parcel) -> None:
+        prefix = self._trains()
+        self._exchange.send(Parcel("checked", {"version": prefix.version, "sum": prefix.checksum()}))
+
+    def _forward(self, parcel: Parcel) -> None:
+        step, micro = parcel.number("step"), parcel.number("micro")
+        self._host.check_serving()
+        key = parcel.number("key")
+        if key not in self._asked:
+            raise ConfigError(f"part {key} of a batch was not asked for")
+        ids, needs_pixels = self._asked.pop(key)
+        rows = self._pixels.take(key) if needs_pixels else None
+        if (pause_s := self._host.pause_s(len(ids))) > 0:
+            time.sleep(min(pause_s, 60.0))
+        about = {"step": step, "micro": micro}
+        if self._opened.graph is None:
+            assert rows is not None
+            self._exchange.send(Parcel("rows", about, {"0": rows}))
+            return
+        self._meeting.begin(step, parcel.about.get("alone") is True)
+        self._exchange.send(Parcel("rows", about, self._trains().forward(parcel, ids, rows, self._meeting)))
+
+    def _backward(self, parcel: Parcel) -> None:
+        self._trains().backward(parcel)
+
+    def _collect(self, parcel: Parcel) -> None:
+        step = parcel.number("step")
+        self._exchange.send(Parcel("grads", {"step": step}, self._trains().collect(step)))
+
+    def _measure(self, parcel: Parcel) -> None:
+        """What rows cost here: to be read and decoded, and to go through the prefix to each of its ends."""
+        rows = self._opened.num_measured
+        if not rows:
+            raise ConfigError("this session was not opened to measure")
+        start = time.perf_counter()
+        made = self._pixels.take(parcel.number("key"))
+        pixels_s = (time.perf_counter() - start) / len(made)
+        ends = {} if self._opened.graph is None else _training().measure(self._opened.graph, rows)
+        self._exchange.send(Parcel("measured", {"pixels_s": pixels_s, "rows": rows, "ends": ends}))

@@ -1,0 +1,154 @@
+"""What a stranger may make a node that trains do: nothing but arithmetic on arrays that fit its memory."""
+
+import json
+import queue
+
+import numpy as np
+import pytest
+
+from headwater.core.graph import NORM, Call, End, PrefixGraph, Value, Weight
+from headwater.core.spec import TensorSpec
+from headwater.data.layouts import list_samples
+from headwater.data.parcel import TRAINING, Parcel, checksum, pack_rows, unpack_rows
+from headwater.data.transforms import Resize, ToFloat, Transforms
+from headwater.errors import ConfigError, DamagedError, HeadwaterError
+from headwater.train.peer import Peer
+
+PIXELS = Transforms([Resize((8, 8)), ToFloat()])
+X, Y = TensorSpec("x", (3, 8, 8), "float32"), TensorSpec("y", (4, 6, 6), "float32")
+WEIGHT = TensorSpec("weight", (4, 3, 3, 3), "float32")
+CONV = (Call("aten.conv2d.default", (Value(0), Weight("weight")), {}),)
+
+
+def graph(calls=CONV, boundary=Y, weight=WEIGHT):
+    end = End("end", len(calls), (len(calls),), (boundary,))
+    return PrefixGraph((X,), tuple(calls), {"weight": weight}, frozenset({"weight"}), (end,))
+
+
+@pytest.fixture
+def open_session(client, pictures):
+    """open_session(graph): a session of its own; say(kind, …) sends, hear() gives the next word."""
+    peers = []
+
+    def start(prefix, url=None, **about):
+        events = queue.SimpleQueue()
+        peers.append(Peer(0, client, events))
+        about = {"training": TRAINING, "url": url or list_samples(str(pictures)).url, "job": "job", "seed": 0,
+                 "transforms": PIXELS.to_json(), "codec": "raw", "max_rows": 8, "depth": 1, "measure": 0,
+                 "graph": None if prefix is None else prefix.to_json(), **about}  # fmt: skip
+        peers[-1].send("open", about)
+
+        def hear():
+            _, said = events.get(timeout=60)
+            if isinstance(said, HeadwaterError):
+                raise said
+            return said
+
+        return peers[-1], hear
+
+    yield start
+    for peer in peers:
+        peer.close()
+
+
+def test_a_session_trains_and_gives_gradients(open_session, pictures):
+    peer, hear = open_session(graph())
+    assert hear().kind == "ready"
+    weight = np.ones((4, 3, 3, 3), np.float32)
+    peer.send("weights", {"version": 0, "base": -1}, {"weight": weight})
+    peer.send("commit", {"version": 0})
+    refs = [ref.to_json() for ref in list_samples(str(pictures)).take(range(4))]
+    peer.send("fetch", {"key": 1, "epoch": 0, "samples": refs})
+    peer.send("forward", {"step": 1, "micro": 0, "key": 1, "version": 0, "alone": True})
+    assert hear().kind == "committed"
+    (rows,) = unpack_rows("raw", (Y,), hear(), 4)
+    peer.send("backward", {"step": 1, "micro": 0}, pack_rows("raw", (Y,), [np.ones_like(rows)]))
+    peer.send("collect", {"step": 1})
+    assert hear().array("weight", (4, 3, 3, 3), "float32").sum() == pytest.approx(rows.sum(), rel=1e-4)
+    peer.send("check")
+    assert hear().about["sum"] == checksum({"weight": weight})
+
+
+@pytest.mark.parametrize(("changes", "match"), [
+    ({"boundary": TensorSpec("y", (4, 5, 5), "float32")}, "where it says"),
+    ({"boundary": TensorSpec("y", (4, 6, 6), "float64")}, "where it says"),
+    ({"weight": TensorSpec("weight", (4, 9, 3, 3), "float32")}, "can't run"),
+    ({"calls": [Call("aten.relu.default", (), {})]}, "can't run"),
+    ({"calls": [Call("aten.relu.default", (3,), {})]}, "can't run"),
+    ({"calls": [*CONV, Call("aten.sym_size.int", (Value(1), 0), {})], "boundary": Y}, "not a tensor"),
+    ({"calls": [Call("aten.repeat.default", (Value(0), [10**6, 1, 1, 10**6]), {})]}, "where it says|memory"),
+    ({"calls": [Call("py.mul", (2**62, 4), {})]}, "64 bits"),
+    ({"calls": [Call("py.floordiv", (1, 0), {})]}, "can't run"),
+])  # fmt: skip
+def test_a_prefix_that_can_not_run_is_refused_before_it_takes_memory(changes, match, open_session):
+    _, hear = open_session(graph(**changes))
+    with pytest.raises(HeadwaterError, match=match):
+        hear()
+
+
+def test_a_prefix_that_makes_more_than_the_node_has_is_refused(open_session):
+    large = TensorSpec("y", (3, 8000, 80000), "float32")
+    _, hear = open_session(
+        graph([Call("aten.repeat.default", (Value(0), [1, 1, 1000, 10000]), {})], large), max_rows=64
+    )
+    with pytest.raises(HeadwaterError, match="memory"):
+        hear()
+
+
+def test_data_elsewhere_is_not_read(open_session):
+    _, hear = open_session(None, url="file:///etc")
+    with pytest.raises(HeadwaterError, match="not below what this node serves"):
+        hear()
+
+
+@pytest.mark.parametrize("said", [
+    ("backward", {"step": 1, "micro": 0}, {}),
+    ("forward", {"step": 1, "micro": 0, "key": 9, "version": 0}, {}),
+    ("weights", {"version": 0, "base": -1}, {"other": np.zeros(3, np.float32)}),
+    ("weights", {"version": 0, "base": -1}, {"weight": np.zeros(3, np.float32)}),
+    ("weights", {"version": -1, "base": -1}, {}),
+    ("commit", {"version": 0}, {}),
+    ("collect", {"step": "one"}, {}),
+    ("fetch", {"key": 1, "epoch": 0, "samples": [[1, "../x", 0, -1, 1, ""]]}, {}),
+    ("fetch", {"key": 1, "epoch": 0, "samples": []}, {}),
+    ("measure", {"key": 1}, {}),
+    ("run", {}, {}),
+])  # fmt: skip
+def test_a_message_that_makes_no_sense_ends_the_session_with_a_plain_error(said, open_session):
+    peer, hear = open_session(graph())
+    assert hear().kind == "ready"
+    peer.send(*said)
+    with pytest.raises(HeadwaterError) as raised:
+        hear()
+    assert "unexpected" not in str(raised.value)
+
+
+def test_batch_norms_need_no_tensor_of_their_own(open_session):
+    calls = [*CONV, Call(NORM, (Value(1), None, None), {"eps": 1e-5})]
+    _, hear = open_session(graph(calls))
+    assert hear().kind == "ready"
+
+
+def test_a_parcel_survives_the_wire():
+    arrays = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.array([], np.int64),
+        "c": np.float64(3).reshape(()),
+    }
+    batch, said = Parcel("kind", {"n": 1}, arrays).to_batch()
+    found = Parcel.from_batch(batch, said)
+    assert (found.kind, found.about) == ("kind", {"n": 1})
+    for name, each in arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], each)
+
+
+@pytest.mark.parametrize("said", [
+    b"", b"[]", b"{}", b'{"kind": 1, "about": {}, "arrays": []}', b'{"kind": "a", "about": {}, "arrays": []}',
+    json.dumps({"kind": "a", "about": {}, "arrays": [{"name": "a", "shape": [3], "dtype": "float32"}]}).encode(),
+    json.dumps({"kind": "a", "about": {}, "arrays": [{"name": "a", "shape": [-2], "dtype": "float32"}]}).encode(),
+    json.dumps({"kind": "a", "about": {}, "arrays": [{"name": "a", "shape": [2], "dtype": "object"}]}).encode(),
+])  # fmt: skip
+def test_a_parcel_that_is_not_what_it_says_is_refused(said):
+    batch, _ = Parcel("a", {}, {"a": np.zeros(2, np.float32)}).to_batch()
+    with pytest.raises((DamagedError, ConfigError)):
+        Parcel.from_batch(batch, said)
