@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
     from headwater.model.freeze import freeze
     from headwater.model.near import Rows
+    from headwater.train.embedding import EmbeddingBag
     from headwater.train.job import Job, near
 
 __version__ = _version.VERSION
 
 _HOMES = {
+    "EmbeddingBag": "headwater.train.embedding",
     "HeadwaterError": "headwater.errors",
     "Job": "headwater.train.job",
     "Plan": "headwater.core.plan",
@@ -40,8 +42,8 @@ _HOMES = {
     "transforms": "headwater.data.transforms",
 }
 
-__all__ = ["HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision", "near",
-           "reduce", "transforms"]  # fmt: skip
+__all__ = ["EmbeddingBag", "HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision",
+           "near", "reduce", "transforms"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
