@@ -26,7 +26,8 @@ def local_optimizer(kind, weight, lr):
 
 def peers(nodes, name, *, num=200, dim=8, dtype=torch.float64, optimizer="sgd", lr=0.1, mode="sum", **more):
     """Ours, `nn.EmbeddingBag` with the same values, and its optimizer."""
-    near = hw.EmbeddingBag(num, dim, mode=mode, dtype=dtype, name=name, nodes=nodes, optimizer=optimizer, lr=lr, **more)
+    near = hw.EmbeddingBag(num, dim, mode=mode, dtype=dtype, name=name, nodes=nodes, optimizer=optimizer, lr=lr,
+                           scale=0.1, **more)  # fmt: skip
     return near, *local_of(near, optimizer, lr, mode, more.get("padding_idx"))
 
 

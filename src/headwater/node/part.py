@@ -418,7 +418,7 @@ class Part:
 
     def _write_records(self, where: np.ndarray, data: memoryview) -> None:
         """Into the file, neighbours together. Not into the mapping: a full disk would end the process."""
-        begins = np.flatnonzero(np.diff(where, prefix=-2) != 1)
+        begins = np.flatnonzero(np.diff(where, prepend=-2) != 1)
         for first, stop in zip(begins.tolist(), [*begins[1:].tolist(), len(where)], strict=True):
             place, piece = int(where[first]) * self._record_bytes, data[first * self._record_bytes : stop * self._record_bytes]
             while len(piece):
