@@ -86,9 +86,16 @@ class Part:
         self._finish_journal()
         self._map_file()
         self._remember(max(64, min(self.spec.num_in(self.part), cache_bytes // (self._record_bytes + SLOT_BYTES))))
+        self.cache_bytes = self.hot.capacity * (self._record_bytes + SLOT_BYTES)
         self._staged: OrderedDict[int, Staged] = OrderedDict()
         self.log = StepLog(self.folder / "log")
         self._replay()
+
+    def settle(self, lease: str) -> None:
+        """The trainer ends, and all parts are at this version: nothing is left to be done again."""
+        with self.lock:
+            self._owned(lease)
+            self._checkpoint(anyway=True)
 
     def close(self) -> None:
         """What is in memory is in the log, too."""

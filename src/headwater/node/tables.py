@@ -85,10 +85,10 @@ class Tables:
         elif what == "fetch":
             yield _pooled(part, lease, header)
         else:
-            yield from self._seldom(what, part, lease, header, arrays)
+            yield from self._seldom(folder, what, part, lease, header, arrays)
 
     def _seldom(
-        self, what: Any, part: Part, lease: str, header: dict[str, Any], arrays: dict[str, np.ndarray]
+        self, folder: Path, what: Any, part: Part, lease: str, header: dict[str, Any], arrays: dict[str, np.ndarray]
     ) -> Iterator[bytes]:
         if what == "read":
             where = places(arrays, "places")
@@ -106,6 +106,12 @@ class Tables:
             self._check_room(part.folder, (num // part.spec.num_parts + 1) * part.spec.vector_bytes, None)
             part.grow(lease, num)
             yield pack(part.about())
+        elif what == "close":
+            part.settle(lease)
+            with self._lock:
+                if self._open.get(folder) is part:
+                    self._shut(folder)
+            yield pack({})
         elif what == "about":
             yield pack(part.about())
         else:
@@ -142,7 +148,7 @@ class Tables:
     def _opening(self, folder: Path, wanted: int, make: tuple[TableSpec, int] | None) -> Part:
         cache_bytes = self._take_memory(wanted)
         part = self._open[folder] = Part(folder, cache_bytes, make)
-        self._caches[folder] = cache_bytes
+        self._caches[folder] = part.cache_bytes  # a small table takes less
         return part
 
     def _take_memory(self, wanted: int) -> int:

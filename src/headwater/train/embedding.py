@@ -23,7 +23,8 @@ from headwater.errors import ConfigError
 from headwater.train.access import Access
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
-from headwater.train.tables import PATIENCE_S, Batch, Table
+from headwater.train.tables import PATIENCE_S, Table
+from headwater.train.way import TRAVELS, Way, Went
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class EmbeddingBag(nn.Module):
         scale: float = 1.0,
         seed: int = 0,
         cache: str = "",
+        travels: str = "auto",
         token: str | None = None,
         tls_ca: str | None = None,
         tls_cert: str | None = None,
@@ -73,7 +75,8 @@ class EmbeddingBag(nn.Module):
         `nodes`: addresses, over which the vectors are dealt; None starts one beside this process, which keeps the table
         in `folder` (without one, until the module is closed). Vectors begin as `init` says: "normal" with deviation
         `scale`, "uniform" between -scale and scale, or "zeros", drawn by (seed, id). `cache` is how much memory each node
-        shall give the table, such as "256MB". `patience_s` is how long a node may be away.
+        shall give the table, such as "256MB". `travels` says what crosses the link: "pooled" vectors, each distinct vector
+        of a batch ("vectors"), or what the first steps showed to be faster ("auto"). `patience_s` is how long a node may be away.
         """
         super().__init__()
         if mode not in ("sum", "mean"):
@@ -88,6 +91,8 @@ class EmbeddingBag(nn.Module):
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise ConfigError(f"padding_idx is {padding_idx}; there are {num_embeddings} embeddings")
             padding_idx %= num_embeddings
+        if travels not in TRAVELS:
+            raise ConfigError(f"travels is {travels!r}; it must be one of {', '.join(TRAVELS)}")
         if nodes is not None and (name is None or folder is not None):
             raise ConfigError("with nodes=[…], give the table a name=…, by which they keep it (and no folder)")
         self.embedding_dim, self.mode, self.include_last_offset = embedding_dim, mode, include_last_offset
@@ -116,6 +121,7 @@ class EmbeddingBag(nn.Module):
                 client.hello()
             cache_bytes = num_bytes(cache, "cache") if cache else 0
             self.table = Table(spec, self.name, clients, cache_bytes, patience_s)
+            self._way = Way(self.table, travels)
             if _weight is not None:
                 self.load_tensor(_weight)
         except BaseException:
@@ -148,16 +154,17 @@ class EmbeddingBag(nn.Module):
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         bags, which, lengths = self._bags(input, offsets, per_sample_weights)
-        batch, pooled = self.table.pooled(bags) if len(bags) else (None, None)
+        if not len(bags):
+            return torch.zeros((len(lengths), self.embedding_dim), dtype=self._dtype, device=input.device)
+        went, pooled = self._way.pooled(bags)
         vectors = np.zeros((len(lengths), self.embedding_dim), self.table.spec.dtype)
-        if pooled is not None:
-            vectors[which] = pooled
+        vectors[which] = pooled
         if self.mode == "mean":
             vectors /= np.maximum(lengths, 1)[:, None].astype(vectors.dtype)
         result = torch.from_numpy(vectors).to(input.device)
-        if batch is None or not (self.trainable and torch.is_grad_enabled()):
+        if not (self.trainable and torch.is_grad_enabled()):
             return result
-        return _Near.apply(self._anchor, result, self, batch, which, lengths)  # type: ignore[no-any-return]
+        return _Near.apply(self._anchor, result, self, went, which, lengths)  # type: ignore[no-any-return]
 
     def prefetch(
         self,
@@ -168,7 +175,7 @@ class EmbeddingBag(nn.Module):
         """Tell the nodes what a coming call will ask for; whether there was room for it. Results stay the same."""
         bags, _, _ = self._bags(input, offsets, per_sample_weights)
         trains = self.training and self.trainable and torch.is_grad_enabled()
-        return len(bags) == 0 or self.table.stage(bags, pooled=not trains)
+        return len(bags) == 0 or self._way.stage(bags, pooled=not trains)
 
     def ahead(self, batches: Iterable[_Item], pick: Callable[[_Item], Any], depth: int = 1) -> Iterator[_Item]:
         """The batches, each prefetched `depth` before its turn; `pick` says with what arguments it will be called."""
@@ -220,11 +227,11 @@ class EmbeddingBag(nn.Module):
             return starts[:-1]
         return starts
 
-    def _train(self, batch: Batch, grads: torch.Tensor, which: np.ndarray, lengths: np.ndarray) -> None:
+    def _train(self, went: Went, grads: torch.Tensor, which: np.ndarray, lengths: np.ndarray) -> None:
         some = grads.detach().cpu().numpy()[which].astype(self.table.spec.dtype, copy=False)
         if self.mode == "mean":
             some = some / lengths[which][:, None].astype(some.dtype)
-        self.table.train(batch, some, self.lr)
+        self._way.train(went, some, self.lr)
 
     # The table as a whole
 
@@ -274,14 +281,14 @@ class _Near(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, vectors: torch.Tensor, bag: EmbeddingBag, batch: Batch, which: np.ndarray,
+        ctx: Any, anchor: torch.Tensor, vectors: torch.Tensor, bag: EmbeddingBag, went: Went, which: np.ndarray,
         lengths: np.ndarray,
     ) -> torch.Tensor:  # fmt: skip
-        ctx.near = bag, batch, which, lengths
+        ctx.near = bag, went, which, lengths
         return vectors.view_as(vectors)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
-        bag, batch, which, lengths = ctx.near
-        bag._train(batch, grads[0], which, lengths)
+        bag, went, which, lengths = ctx.near
+        bag._train(went, grads[0], which, lengths)
         return (None,) * 6

@@ -7,6 +7,7 @@ bags, is sent again.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import threading
@@ -161,6 +162,7 @@ class Table:
     ) -> None:
         assert len(clients) == spec.num_parts
         self.name = name
+        self.is_open = False  # and well
         self._numbers = itertools.count(1)
         lease = uuid.uuid4().hex
         self.lines = [Line(client, name, part, lease, patience_s) for part, client in enumerate(clients)]
@@ -171,6 +173,7 @@ class Table:
         except BaseException:
             self.close()
             raise
+        self.is_open = True
         self.ahead = Ahead(self.version)
         self._unsettled: list[Future[_Answer]] = []
         self._staged: dict[int, Batch] = {}
@@ -352,6 +355,7 @@ class Table:
         """The table is gone from its nodes."""
         self.settle()
         self._all({"what": "drop"})
+        self.is_open = False
 
     @property
     def num_bytes(self) -> tuple[int, int]:
@@ -359,5 +363,11 @@ class Table:
         return sum(line.sent_bytes for line in self.lines), sum(line.received_bytes for line in self.lines)
 
     def close(self) -> None:
+        """Let the nodes put it all on their disks, and hang up; where one is away, it has its log."""
+        with contextlib.suppress(NodeError):
+            if self.is_open:
+                self.settle()
+                self._all({"what": "close"})
+        self.is_open = False
         for line in self.lines:
             line.close()
