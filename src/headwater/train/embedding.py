@@ -18,8 +18,10 @@ from torch import nn
 
 from headwater.core.amount import num_bytes
 from headwater.core.bags import Bags, as_bags
+from headwater.core.form import to_json
 from headwater.core.table import DTYPES, TableSpec
 from headwater.errors import ConfigError
+from headwater.train import tablefile
 from headwater.train.access import Access
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
@@ -248,6 +250,35 @@ class EmbeddingBag(nn.Module):
         if tuple(weight.shape) != (self.num_embeddings, self.embedding_dim):
             raise ConfigError(f"the weight is {tuple(weight.shape)}; the table {self.num_embeddings, self.embedding_dim}")
         self.table.write(np.arange(len(weight)), weight.detach().cpu().to(self._dtype).numpy())
+
+    def save(self, url: str) -> int:
+        """Write what was trained to a folder or URL, with the optimizer's state; how many vectors that is."""
+        return tablefile.save(self.table, url)
+
+    def load(self, url: str) -> int:
+        """Vectors that were saved, on whatever number of nodes, into this table, which has no steps behind it."""
+        return tablefile.load(self.table, url)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What a `state_dict` has of the table: where it is, and which version; not its vectors."""
+        self.sync()
+        spec = to_json(self.table.spec)
+        return {"table": self.name, "version": self.version, "spec": spec,
+                "nodes": [line.client.name for line in self.table.lines]}  # fmt: skip
+
+    def set_extra_state(self, state: Any) -> None:
+        """Go back to that version, if the nodes still know it."""
+        if not isinstance(state, dict) or type(state.get("version")) is not int or state["version"] < 0:
+            raise ConfigError("the state of an EmbeddingBag names a table and its version; this is another module's")
+        if state.get("table") != self.name:
+            raise ConfigError(f"the state is of table {state.get('table')!r}; this is {self.name!r}: make the module with "
+                              "that name, or load what was saved")  # fmt: skip
+        if state["version"] > self.version:
+            raise ConfigError(f"the state is of version {state['version']} of table {self.name}, which is at "
+                              f"{self.version}: it was dropped or replaced; load what was saved")  # fmt: skip
+        self.sync()
+        if state["version"] != self.version:
+            self.table.go_back(state["version"])
 
     def resize(self, num_embeddings: int) -> None:
         """Grow the table; new vectors are what they are initially."""
