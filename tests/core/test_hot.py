@@ -17,7 +17,7 @@ def test_a_place_has_one_slot_and_dirty_ones_stay(capacity, happened):
         now += 1
         places = np.array(sorted(wanted))
         if what == "clean":
-            hot.clean()
+            hot.clean(hot.dirty()[1])
             dirty.clear()
             continue
         slots = hot.find(places)

@@ -90,9 +90,9 @@ class Hot:
         slots = slots[np.argsort(self._places[slots], kind="stable")]
         return self._places[slots], slots
 
-    def clean(self) -> None:
-        """All of it is on the disk now."""
-        self._dirty[:] = False
+    def clean(self, slots: npt.NDArray[np.int64]) -> None:
+        """These are on the disk now as they are here."""
+        self._dirty[slots] = False
 
     def _hash(self, places: Ids) -> npt.NDArray[np.int64]:
         return ((places.astype(np.uint64) * _MIX) >> self._shift).astype(np.int64)

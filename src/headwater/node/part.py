@@ -5,12 +5,12 @@ Owns a folder:
     table.json   the table's spec, which part this is, its lease, the version of its checkpoint (replaced whole)
     vectors      records, one a vector: its numbers, a mark that is 0 until it was trained, the optimizer's number;
                  sparse, so vectors that nobody trained take no room and are computed
-    log          the steps since the checkpoint, as they came
-    journal      while a checkpoint is being written: what is to go into `vectors`
+    log          the steps since the checkpoint, as they came; `log.old` while a checkpoint is being written
+    journal      meanwhile: what is to go into `vectors`
 
 Steps change memory alone (`core.hot` says which vectors are there); so `vectors` is always that of the checkpoint, and a
 part that was killed reads its log and does those steps again, each whole or not at all. A checkpoint writes all changed
-vectors to the journal, then into `vectors`, so that it, too, is finished or did not happen.
+vectors to the journal, then into `vectors`, so that it, too, is finished or did not happen; steps go on meanwhile.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ class Part:
         """`make`: the table's spec, and which part; nothing may be there yet."""
         self.folder = folder
         self.lock = threading.RLock()
+        self._on_disk = 0  # the version that `vectors`, with the journal if there is one, is of
+        self._writing: _Writer | None = None
+        self._head_lock = threading.Lock()
         self._guard = _guard(folder)
         try:
             if make is not None:
@@ -83,7 +86,7 @@ class Part:
         self._record_bytes = self._columns * np.dtype(self.spec.dtype).itemsize
         self._file = os.open(self.folder / "vectors", os.O_RDWR | os.O_CLOEXEC)
         self._map: np.ndarray | None = None
-        self._finish_journal()
+        self._read_journal()
         self._map_file()
         self._remember(max(64, min(self.spec.num_in(self.part), cache_bytes // (self._record_bytes + SLOT_BYTES))))
         self.cache_bytes = self.hot.capacity * (self._record_bytes + SLOT_BYTES)
@@ -96,10 +99,13 @@ class Part:
         with self.lock:
             self._owned(lease)
             self._checkpoint(anyway=True)
+            self._finish()
 
     def close(self) -> None:
         """What is in memory is in the log, too."""
         with self.lock:
+            if self._writing is not None:
+                self._writing.join()
             self._unmap()
             self.log.close()
             os.close(self._file)
@@ -130,6 +136,7 @@ class Part:
             if not self.once.may_go_back(version):
                 raise RefusedError(f"part {self.part} is at version {self.once.version} and can go back to "
                                    f"{self.once.checkpoint} at most, not to {version}; load a saved table")  # fmt: skip
+            self._finish()
             self.log.cut(version)
             self.once.went_back(version)
             self._forget()
@@ -144,6 +151,7 @@ class Part:
                                    f"{num_embeddings:,}; make a new one")  # fmt: skip
             if num_embeddings == self.spec.num_embeddings:
                 return
+            self._finish()
             self.spec = replace(self.spec, num_embeddings=num_embeddings)
             self._write_head()
             self._unmap()
@@ -203,7 +211,8 @@ class Part:
                 raise RefusedError(answer.reason)
             if isinstance(answer, Apply):
                 do = self._prepared(header, arrays)
-                if self.log.num_bytes > LOG_BYTES or self.hot.num_dirty > DIRTY * self.hot.capacity:
+                self._settle_disk()
+                if self._writing is None and (self.log.num_bytes > LOG_BYTES or self.hot.num_dirty > DIRTY * self.hot.capacity):
                     self._checkpoint()
                 slots, records = self._resident(do.places)
                 records = do.records(records)  # what can go wrong has gone wrong by now
@@ -247,7 +256,11 @@ class Part:
         """The slots of these vectors, and what they hold; all of them are in memory."""
         slots, records = self._hold(where)
         if len(slots) and slots.min() < 0:
+            self._finish()
+            slots, records = self._hold(where)
+        if len(slots) and slots.min() < 0:
             self._checkpoint()
+            self._finish()
             slots, records = self._hold(where)
             if slots.min() < 0 and not self.once.may_checkpoint and len(slots) <= self.hot.capacity:
                 self._enlarge()  # while the log is read after a node was started with less memory
@@ -342,6 +355,7 @@ class Part:
         with self.lock:
             self._owned(lease)
             self._checkpoint(anyway=True)
+            self._finish()
             assert self._map is not None
             num, found, count = self.spec.num_in(self.part), [], 0
             for low, high in self._extents(start * self._record_bytes):
@@ -368,10 +382,12 @@ class Part:
     # The disk
 
     def _checkpoint(self, *, anyway: bool = False) -> None:
-        """Everything up to now is in `vectors`; nothing happens while somebody may have to go back behind it.
+        """Begin to put everything up to now into `vectors`; a thread goes on with it, while steps do.
 
+        Nothing happens while somebody may have to go back behind it, and a checkpoint before this one is finished first.
         `anyway`: the trainer says that all parts are at this version.
         """
+        self._finish()
         if anyway:
             self.once.settled = self.once.version
         if not self.once.may_checkpoint:
@@ -381,22 +397,47 @@ class Part:
         records[:, self.spec.dim] = 1
         try:
             self._reserve(where)
-            self._write_journal(where, records)
+            self.log.turn()
         except OSError as error:
-            raise RefusedError(f"the table can't be written: {error.strerror}; make room on the node's disk, and go "
-                               "on") from None  # fmt: skip
-        self._finish_journal()
+            raise _full(error) from None
         self.once.checkpointed()
-        self._write_head()
-        self.hot.clean()
-        self.log.clear()
+        self._writing = _Writer(self._write, self.once.version, where, slots, records)
+        self._writing.start()
 
-    def _write_journal(self, where: np.ndarray, records: np.ndarray) -> None:
+    def _write(self, version: int, where: np.ndarray, records: np.ndarray) -> None:
+        """The checkpoint's thread: the journal makes it certain, the rest makes it so."""
+        self._write_journal(version, where, records)
+        self._write_head(version)
+        self._expect(where)  # what a page had before is read, for all pages at once
+        self._write_records(where, memoryview(records).cast("B"))
+        os.fdatasync(self._file)
+        (self.folder / "journal").unlink()
+        self.log.drop_old()
+
+    def _finish(self) -> None:
+        """Wait for the checkpoint that is being written; what it has written may leave memory then."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        writing.join()
+        if writing.fault is not None:  # all of it is dirty still, and the log has it: the next one has it, too
+            self.once.checkpoint = self._on_disk
+            if isinstance(writing.fault, OSError):
+                raise _full(writing.fault)
+            raise writing.fault
+        self.hot.clean(writing.slots[self._changed[writing.slots] <= writing.version])
+
+    def _settle_disk(self) -> None:
+        """Take note of a checkpoint that has been finished meanwhile."""
+        if self._writing is not None and not self._writing.is_alive():
+            self._finish()
+
+    def _write_journal(self, version: int, where: np.ndarray, records: np.ndarray) -> None:
         path = self.folder / "journal.new"
         body = memoryview(np.ascontiguousarray(where)).cast("B"), memoryview(records).cast("B")
         check = zlib.crc32(body[1], zlib.crc32(body[0]))
         with path.open("wb") as file:
-            file.write(_JOURNAL.pack(_MARK, check, self.once.version, len(where)))
+            file.write(_JOURNAL.pack(_MARK, check, version, len(where)))
             for each in body:
                 file.write(each)
             file.flush()
@@ -404,8 +445,8 @@ class Part:
         path.rename(self.folder / "journal")
         self._sync_folder()
 
-    def _finish_journal(self) -> None:
-        """What a checkpoint was about to write, now, as often as it takes."""
+    def _read_journal(self) -> None:
+        """What a checkpoint was about to write when the node ended, now, as often as it takes."""
         path = self.folder / "journal"
         if not path.exists():
             return
@@ -418,9 +459,8 @@ class Part:
         if self.once.checkpoint <= version:
             self._write_records(where, memoryview(data)[num * 8 :])
             os.fdatasync(self._file)
-            if self.once.version < version:  # found at the start
-                self.once.version = self.once.checkpoint = self.once.settled = version
-                self._write_head()
+            self.once.version = self.once.checkpoint = self.once.settled = version
+            self._write_head(version)
         path.unlink()
 
     def _write_records(self, where: np.ndarray, data: memoryview) -> None:
@@ -467,21 +507,23 @@ class Part:
         try:
             data = json.loads(path.read_text())
             self.spec, self.part = from_json(TableSpec, data["spec"], str(path)), int(data["part"])
-            version = int(data["checkpoint"])
+            version = self._on_disk = int(data["checkpoint"])
             self.once = Once(str(data["lease"]), version, version, version)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"{path} can't be read ({error}); load a saved table") from None
 
-    def _write_head(self) -> None:
-        new = self.folder / "table.json.new"
-        said = {"spec": to_json(self.spec), "part": self.part, "lease": self.once.lease,
-                "checkpoint": self.once.checkpoint}  # fmt: skip
-        with new.open("w") as file:
-            file.write(json.dumps(said))
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(self.folder / "table.json")
-        self._sync_folder()
+    def _write_head(self, checkpoint: int | None = None) -> None:
+        with self._head_lock:  # a checkpoint's thread writes it, and a trainer that takes over
+            self._on_disk = self._on_disk if checkpoint is None else checkpoint
+            new = self.folder / "table.json.new"
+            said = {"spec": to_json(self.spec), "part": self.part, "lease": self.once.lease,
+                    "checkpoint": self._on_disk}  # fmt: skip
+            with new.open("w") as file:
+                file.write(json.dumps(said))
+                file.flush()
+                os.fsync(file.fileno())
+            new.rename(self.folder / "table.json")
+            self._sync_folder()
 
     def _sync_folder(self) -> None:
         folder = os.open(self.folder, os.O_RDONLY)
@@ -489,6 +531,27 @@ class Part:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+class _Writer(threading.Thread):
+    """A checkpoint that is being written: of which version, which slots it has, and what went wrong."""
+
+    def __init__(self, write: Any, version: int, where: np.ndarray, slots: np.ndarray, records: np.ndarray) -> None:
+        super().__init__(name="checkpoint", daemon=True)
+        self.version, self.slots = version, slots
+        self.fault: BaseException | None = None
+        self._do: Any = lambda: write(version, where, records)
+
+    def run(self) -> None:
+        try:
+            self._do()
+        except BaseException as error:
+            self.fault = error
+        self._do = None  # nor what it has written
+
+
+def _full(error: OSError) -> RefusedError:
+    return RefusedError(f"the table can't be written: {error.strerror}; make room on the node's disk, and go on")
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,19 @@ _MARK = b"hws1"
 
 
 class StepLog:
-    """Steps in the order of their versions, one after the other."""
+    """Steps in the order of their versions: those in the file before this one, if it is there, then those in it."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._ends: dict[int, int] = {}  # where each version's record ends
-        self.num_bytes = 0
+        self._path, self._old = path, path.with_name(f"{path.name}.old")
         self._lock = threading.Lock()
         self._written = self._synced = 0  # counted in appends
-        for version, start, length in self._scan():
+        self._open()
+
+    def _open(self) -> None:
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._ends: dict[int, int] = {}  # where each version's record ends
+        self.num_bytes = 0
+        for version, start, length in _scan(self._file):
             self._ends[version] = self.num_bytes = start + length
         os.ftruncate(self._file, self.num_bytes)
 
@@ -56,35 +60,61 @@ class StepLog:
 
     def steps(self) -> Iterator[tuple[int, bytes]]:
         """(version, message) of each."""
-        for version, start, length in self._scan():
+        if self._old.exists():
+            file = os.open(self._old, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                for version, start, length in _scan(file):
+                    yield version, os.pread(file, length, start)
+            finally:
+                os.close(file)
+        for version, start, length in _scan(self._file):
             yield version, os.pread(self._file, length, start)
 
+    def turn(self) -> None:
+        """What is in the log becomes the old one, and goes when a checkpoint has it. If there is an old one already, of a
+        checkpoint that failed, both stay."""
+        if self._old.exists():
+            return
+        with self._lock:
+            os.fdatasync(self._file)
+            os.close(self._file)
+            self._path.rename(self._old)
+            self._open()
+
+    def drop_old(self) -> None:
+        self._old.unlink(missing_ok=True)
+
     def cut(self, version: int) -> None:
-        """Forget what came after that version."""
+        """Forget what came after that version; it is in the newer file, or all of that goes."""
         self._ends = {each: end for each, end in self._ends.items() if each <= version}
         self.num_bytes = max(self._ends.values(), default=0)
         os.ftruncate(self._file, self.num_bytes)
         os.fdatasync(self._file)
-
-    def clear(self) -> None:
-        self.cut(-1)
+        if self._old.exists():
+            file = os.open(self._old, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.ftruncate(file, max((start + length for each, start, length in _scan(file) if each <= version), default=0))
+                os.fdatasync(file)
+            finally:
+                os.close(file)
 
     def close(self) -> None:
         os.close(self._file)
 
-    def _scan(self) -> Iterator[tuple[int, int, int]]:
-        """(version, start of the body, its length) of whole records, in order."""
-        size, place, before = os.fstat(self._file).st_size, 0, None
-        while place + _HEAD.size <= size:
-            head = os.pread(self._file, _HEAD.size, place)
-            mark, body_sum, version, length, head_sum = _HEAD.unpack(head)
-            start = place + _HEAD.size
-            if mark != _MARK or head_sum != zlib.crc32(head[:-4]) or start + length > size:
-                return
-            if zlib.crc32(os.pread(self._file, length, start)) != body_sum or (before is not None and version != before + 1):
-                return
-            yield version, start, length
-            before, place = version, start + length
+
+def _scan(file: int) -> Iterator[tuple[int, int, int]]:
+    """(version, start of the body, its length) of whole records, in order."""
+    size, place, before = os.fstat(file).st_size, 0, None
+    while place + _HEAD.size <= size:
+        head = os.pread(file, _HEAD.size, place)
+        mark, body_sum, version, length, head_sum = _HEAD.unpack(head)
+        start = place + _HEAD.size
+        if mark != _MARK or head_sum != zlib.crc32(head[:-4]) or start + length > size:
+            return
+        if zlib.crc32(os.pread(file, length, start)) != body_sum or (before is not None and version != before + 1):
+            return
+        yield version, start, length
+        before, place = version, start + length
 
 
 def _write(file: int, data: Any, place: int) -> None:
