@@ -24,7 +24,7 @@ BENCHMARKS = {
     "soak": "many short epochs with tenants that come and go: does the memory of node and trainer stay flat?",
     "prongs": "nodes and the trainer preprocess from two ends, nothing frozen: against the trainer alone; the bound",
     "reduce": "gradients added up in the network against Gloo's all-reduce: time, CPU, lost packets, DDP",
-    "embedding": "a step with 10 GB of embedding tables by the storage, against fetching vectors and against a mapped file",
+    "embedding": "a step with 10 GB of embedding tables by the storage, against fetching vectors and a mapped file",
     "pack": "rows/s of a node on one core from packed shards against JPEGs, and against the engine alone",
 }
 

@@ -1,8 +1,9 @@
 """A small DLRM on MovieLens, its tables beside the storage: which films will somebody like, after those they saw?
 
-    python examples/movielens.py ratings.csv [--nodes grpc://store-1:8815 …]     (files.grouplens.org/datasets/movielens)
+    python examples/movielens.py ratings.csv [--nodes grpc://store-1:8815 …]
 
-Without --nodes, a node is started beside this script.
+ratings.csv is of a MovieLens set (grouplens.org/datasets/movielens). Without --nodes, a node is started
+beside this script.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ def main() -> None:
             with torch.no_grad():
                 errors = [predict(user, bags) - rating for user, bags, rating in batches(samples[-held_out:], 0)]
             rmse = torch.cat(errors).square().mean().sqrt().item()
-            print(f"epoch {epoch}: training loss {np.mean(losses[-200:]):.3f}, error on the latest tenth {rmse:.3f} stars")
+            print(
+                f"epoch {epoch}: training loss {np.mean(losses[-200:]):.3f}, error on the latest tenth {rmse:.3f} stars"
+            )
 
 
 if __name__ == "__main__":

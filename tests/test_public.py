@@ -9,7 +9,8 @@ from headwater.core.plan import Plan
 
 
 def test_the_public_names():
-    expected = ["EmbeddingBag", "HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision", "near",
+    expected = ["EmbeddingBag", "HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision",
+    "near",
                 "reduce", "transforms"]  # fmt: skip
     assert sorted(hw.__all__) == expected
     assert all(getattr(hw, name) is not None for name in expected)

@@ -38,7 +38,9 @@ def test_a_vector_begins_with_the_same_value_in_any_company(init, ids):
 
 def test_initial_values_are_distributed_as_they_say():
     ids = np.arange(20_000)
-    normal, uniform = (initial(TableSpec(20_000, 16, "float64", init=init, scale=0.5), ids) for init in ("normal", "uniform"))
+    normal, uniform = (
+        initial(TableSpec(20_000, 16, "float64", init=init, scale=0.5), ids) for init in ("normal", "uniform")
+    )
     assert abs(normal.mean()) < 0.005
     assert abs(normal.std() - 0.5) < 0.005
     assert abs((np.abs(normal) < 0.5).mean() - 0.6827) < 0.005

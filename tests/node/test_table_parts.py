@@ -88,8 +88,10 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("moment", ["_reserve", "_write_journal", "_write_records", "_write_head", "_sync_folder", "fdatasync",
-                                    "unlink"])  # fmt: skip
+MOMENTS = ["_reserve", "_write_journal", "_write_records", "_write_head", "_sync_folder", "fdatasync", "unlink"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("is_after", [False, True])
 def test_a_checkpoint_that_was_killed_is_finished_or_did_not_happen(tmp_path, versions, monkeypatch, moment, is_after):
     part = made(tmp_path / "part")
@@ -231,7 +233,8 @@ def test_tenants_have_tables_of_their_own(tmp_path):
         ({"what": "stage", "number": 1}, {"ids": np.array([999]), "lengths": np.array([1])}, "has 300 vectors"),
         ({"what": "stage", "number": 1}, {"ids": np.array([1, 2]), "lengths": np.array([1])}, "don't fit"),
         ({"what": "stage", "number": 1}, {"ids": np.array([1.5]), "lengths": np.array([1])}, "whole numbers"),
-        ({"what": "step", "version": 1, "settled": 0, "number": 9, "lr": 0.1}, {"grads": np.ones((1, 4))}, "unknown batch"),
+        ({"what": "step", "version": 1, "settled": 0, "number": 9, "lr": 0.1},
+         {"grads": np.ones((1, 4))}, "unknown batch"),
         ({"what": "step", "version": 1, "settled": 0, "number": 1, "lr": 1e300},
          {"ids": np.array([1]), "lengths": np.array([1]), "grads": np.ones((1, 4))}, "lr is"),
         ({"what": "step", "version": 1, "settled": 5, "number": 1, "lr": 0.1}, None, "settled"),
@@ -269,8 +272,7 @@ def test_memory_is_given_to_tables_as_long_as_there_is_some(tmp_path):
     for number in range(2):
         call(tables, {**opening(large), "table": f"t{number}"})
     with pytest.raises(RefusedError, match="--table-memory"):
-        for number in range(2, 9):
-            call(tables, {**opening(large), "table": f"t{number}"})
+        _ = [call(tables, {**opening(large), "table": f"t{number}"}) for number in range(2, 9)]
     call(tables, {"what": "close", "table": "t0"})
     call(tables, {**opening(large), "table": "t9"})
     tables.close()

@@ -98,7 +98,9 @@ def test_prefetching_changes_no_bit(nodes, name):
     """Also where a batch is used out of turn, never, or after several steps."""
     order, found = [0, 1, 3, 2, 4, 5, 5, 8, 7, 6, 9], []
     for staged in ([], [0, 1, 2, 3], [0, 5, 6, 8]):
-        near = hw.EmbeddingBag(200, 8, mode="sum", name=f"{name[:50]}-{len(found)}", nodes=nodes, travels="pooled", lr=0.5)
+        near = hw.EmbeddingBag(
+            200, 8, mode="sum", name=f"{name[:50]}-{len(found)}", nodes=nodes, travels="pooled", lr=0.5
+        )
         with near:
             for turn, number in enumerate(order):
                 if staged and turn % 2 == 0:
@@ -143,8 +145,8 @@ def test_a_saved_table_goes_on_on_another_number_of_nodes(nodes, name, tmp_path,
         assert 0 < near.save(str(tmp_path / "saved")) <= 200
         near.drop()
     train(local, step, head, batches[:10])
-    with hw.EmbeddingBag(200, 8, mode="sum", dtype=torch.float64, name=f"{name[:50]}-2", nodes=nodes[:1], lr=0.1, scale=0.1,
-                         optimizer=optimizer) as again:  # fmt: skip
+    with hw.EmbeddingBag(200, 8, mode="sum", dtype=torch.float64, name=f"{name[:50]}-2", nodes=nodes[:1], lr=0.1,
+                         scale=0.1, optimizer=optimizer) as again:  # fmt: skip
         again.load(tmp_path.as_uri() + "/saved")
         ours, theirs = train(again, None, head, batches[10:]), train(local, step, head, batches[10:])
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
@@ -212,7 +214,8 @@ def test_a_folder_keeps_the_table_of_a_node_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [({"mode": "max"}, "mode is 'max'"), ({"max_norm": 1.0}, "max_norm"), ({"dtype": torch.float16}, "float16"),
-     ({"padding_idx": 9}, "padding_idx is 9"), ({"nodes": ["grpc://h:1"]}, "name="), ({"travels": "x"}, "travels is 'x'"),
+     ({"padding_idx": 9}, "padding_idx is 9"), ({"nodes": ["grpc://h:1"]}, "name="),
+     ({"travels": "x"}, "travels is 'x'"),
      ({"scale_grad_by_freq": True}, "scale_grad_by_freq"), ({"nodes": [], "name": "x"}, "nodes is empty"),
      ({"optimizer": "adam"}, "optimizer")],
 )  # fmt: skip

@@ -1,10 +1,10 @@
 """Batches whose bags a node was told of before they are needed: what to ask for, and when.
 
-Owns `Ahead`, the trainer's state machine of prefetching. Bags that were **staged** are at the node, their vectors in its
-memory; what they add up to is known for one version of the table, or not yet. Each step makes a new version and changes
-vectors that staged bags have in common with it. So nothing is used as it was prefetched unless no step came between:
-pooled vectors are asked for again in those bags that have a changed vector, and come from the node as if nothing had
-been prefetched. In training the answer to a step brings the next staged bags along, pooled after that step.
+Owns `Ahead`, the trainer's state machine of prefetching. Bags that were **staged** are at the node, their vectors in
+its memory; what they add up to is known for one version of the table, or not yet. Each step makes a new version and
+changes vectors that staged bags have in common with it. So nothing is used as it was prefetched unless no step came
+between: pooled vectors are asked for again in those bags that have a changed vector, and come from the node as if
+nothing had been prefetched. In training the answer to a step brings the next staged bags along, pooled after that step.
 
 What holds (tests/core/test_ahead.py): what a batch gets is what it would have got without prefetching, bit for bit.
 """

@@ -6,8 +6,8 @@ vectors. A vector that was trained since the last checkpoint is *dirty*: what is
 Slots are found through a hash table of open addressing, all ids of a batch at once. When slots run out, an eighth of
 them, those that were used longest ago, go together; so the cost of choosing is spread over many batches.
 
-What holds (tests/core/test_hot.py): a place has one slot; a dirty one is never let go; no more than `capacity` are held;
-among those that may go, none goes that was used after one that stays.
+What holds (tests/core/test_hot.py): a place has one slot; a dirty one is never let go; no more than `capacity` are
+held; among those that may go, none goes that was used after one that stays.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Each step of a table is applied once, in order, whatever is sent twice, late, or by a trainer that was replaced.
 
 Owns `Once`, the state machine of one part of a table, and the rules for going back. A table's **version** is the number
-of steps that were applied to it; step v makes version v of version v - 1. A **lease** says which trainer may take steps:
-a new one ends the old one's.
+of steps that were applied to it; step v makes version v of version v - 1. A **lease** says which trainer may take
+steps: a new one ends the old one's.
 
-With several parts, a trainer sends step v + 1 to anybody only when all have confirmed v (it says so: `settled`). So parts
-are at most one step apart, however the trainer or the nodes end, and a part can go back to any version that is not yet
-on its disk for good: its **checkpoint**, which is never later than what was settled.
+With several parts, a trainer sends step v + 1 to anybody only when all have confirmed v (it says so: `settled`). So
+parts are at most one step apart, however the trainer or the nodes end, and a part can go back to any version that is
+not yet on its disk for good: its **checkpoint**, which is never later than what was settled.
 
 What holds (tests/core/test_once.py): every version is made once; no step is left out; a checkpoint is of a settled
 version, and so all parts can meet at the version of the one that is behind.

@@ -3,8 +3,8 @@
 Owns `TableSpec`, the rule by which vectors are dealt to nodes, and their initial values. All are pure functions, so a
 node needs no file to know what is in it, and a trainer no answer to know whom to ask.
 
-The rule ("modulo"): with N parts, vector `id` is in part `id % N`, at place `id // N` there. Popular ids, which many data
-sets number from 0, spread evenly; and a table that grows puts its new vectors at the ends of all parts.
+The rule ("modulo"): with N parts, vector `id` is in part `id % N`, at place `id // N` there. Popular ids, which many
+data sets number from 0, spread evenly; and a table that grows puts its new vectors at the ends of all parts.
 
 An initial value is a hash of (seed, id, column): no generator's state, so any vector alone has a value in any order.
 """
@@ -114,7 +114,9 @@ def _drawn(spec: TableSpec, counters: _Words) -> Vectors:
 
 
 def _key(seed: int, stream: str) -> np.uint64:
-    return np.uint64(int.from_bytes(hashlib.blake2b(f"table {seed} {stream}".encode(), digest_size=8).digest(), "little"))
+    return np.uint64(
+        int.from_bytes(hashlib.blake2b(f"table {seed} {stream}".encode(), digest_size=8).digest(), "little")
+    )
 
 
 def _mixed(counters: _Words, key: np.uint64) -> _Words:

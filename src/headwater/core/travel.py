@@ -65,7 +65,9 @@ class Trial:
         for way, other in (WAYS, WAYS[::-1]):
             if bytes_of[way] < _CLEARLY * bytes_of[other] and way == "pooled":
                 # Fewer bytes, and the node adds up what the trainer would have: nothing speaks for the other way.
-                self._choose(way, f"{bytes_of[way]:,} bytes a step cross the link instead of {bytes_of[other]:,} (counted)")
+                self._choose(
+                    way, f"{bytes_of[way]:,} bytes a step cross the link instead of {bytes_of[other]:,} (counted)"
+                )
 
     @property
     def way(self) -> str:

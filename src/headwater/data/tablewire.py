@@ -104,7 +104,9 @@ def text(header: Mapping[str, Any], name: str) -> str:
     """A name: it becomes part of files' names."""
     value = header.get(name)
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise ConfigError(f"{name} is {shown(value)}; it must be a name of letters, digits, '.', '_' and '-', at most 64")
+        raise ConfigError(
+            f"{name} is {shown(value)}; it must be a name of letters, digits, '.', '_' and '-', at most 64"
+        )
     return value
 
 
@@ -138,7 +140,9 @@ def places(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
 
 def check_places(ids: np.ndarray, spec: TableSpec, part: int) -> None:
     if len(ids) and not (ids.min() >= 0 and ids.max() < spec.num_in(part)):
-        raise ConfigError(f"places {ids.min()} to {ids.max()} were asked for; this part has {spec.num_in(part):,} vectors")
+        raise ConfigError(
+            f"places {ids.min()} to {ids.max()} were asked for; this part has {spec.num_in(part):,} vectors"
+        )
 
 
 def vectors_of(arrays: Mapping[str, np.ndarray], name: str, shape: Sequence[int], dtype: str) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""`python -m headwater.node URL [THREADS [CACHE_BYTES [MEMORY_BYTES [far [TABLES]]]]]`: how a trainer starts its embedded node.
+"""`python -m headwater.node URL [THREADS [CACHE_BYTES [MEMORY_BYTES [far [TABLES]]]]]`: how a trainer starts its
+embedded node.
 
 People use `headwater serve`.
 """

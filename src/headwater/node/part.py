@@ -8,9 +8,10 @@ Owns a folder:
     log          the steps since the checkpoint, as they came; `log.old` while a checkpoint is being written
     journal      meanwhile: what is to go into `vectors`
 
-Steps change memory alone (`core.hot` says which vectors are there); so `vectors` is always that of the checkpoint, and a
-part that was killed reads its log and does those steps again, each whole or not at all. A checkpoint writes all changed
-vectors to the journal, then into `vectors`, so that it, too, is finished or did not happen; steps go on meanwhile.
+Steps change memory alone (`core.hot` says which vectors are there); so `vectors` is always that of the checkpoint, and
+a part that was killed reads its log and does those steps again, each whole or not at all. A checkpoint writes all
+changed vectors to the journal, then into `vectors`, so that it, too, is finished or did not happen; steps go on
+meanwhile.
 """
 
 from __future__ import annotations
@@ -212,7 +213,9 @@ class Part:
             if isinstance(answer, Apply):
                 do = self._prepared(header, arrays)
                 self._settle_disk()
-                if self._writing is None and (self.log.num_bytes > LOG_BYTES or self.hot.num_dirty > DIRTY * self.hot.capacity):
+                if self._writing is None and (
+                    self.log.num_bytes > LOG_BYTES or self.hot.num_dirty > DIRTY * self.hot.capacity
+                ):
                     self._checkpoint()
                 slots, records = self._resident(do.places)
                 records = do.records(records)  # what can go wrong has gone wrong by now
@@ -384,8 +387,8 @@ class Part:
     def _checkpoint(self, *, anyway: bool = False) -> None:
         """Begin to put everything up to now into `vectors`; a thread goes on with it, while steps do.
 
-        Nothing happens while somebody may have to go back behind it, and a checkpoint before this one is finished first.
-        `anyway`: the trainer says that all parts are at this version.
+        Nothing happens while somebody may have to go back behind it, and a checkpoint before this one is finished
+        first. `anyway`: the trainer says that all parts are at this version.
         """
         self._finish()
         if anyway:
@@ -467,7 +470,10 @@ class Part:
         """Into the file, neighbours together. Not into the mapping: a full disk would end the process."""
         begins = np.flatnonzero(np.diff(where, prepend=-2) != 1)
         for first, stop in zip(begins.tolist(), [*begins[1:].tolist(), len(where)], strict=True):
-            place, piece = int(where[first]) * self._record_bytes, data[first * self._record_bytes : stop * self._record_bytes]
+            place, piece = (
+                int(where[first]) * self._record_bytes,
+                data[first * self._record_bytes : stop * self._record_bytes],
+            )
             while len(piece):
                 num = os.pwrite(self._file, piece, place)
                 piece, place = piece[num:], place + num

@@ -36,7 +36,9 @@ from headwater.node.tokens import OneToken
 DRAIN_S = 20.0  # a chunk takes seconds; Kubernetes kills after 30 s
 STOP_WITHIN_S = 1.0  # streams end within 0.25 s of being told; those nobody reads are cut off
 MAX_FILES = 65_536  # open at once, if the system allows it: connections, mapped shards, kept rows
-TABLE_SHARE = 0.125  # of the memory, for vectors of embedding tables: what is on disk is read through the page cache, too
+TABLE_SHARE = (
+    0.125  # of the memory, for vectors of embedding tables: what is on disk is read through the page cache, too
+)
 EMBEDDED_CACHES = 8  # folders for the rows of nodes that run at the same time, each beside a script of its own
 _INPUT_ENDED, _CHANGED = b"\0", b"\xff"  # told by ourselves; signals tell their number
 

@@ -71,8 +71,8 @@ class StepLog:
             yield version, os.pread(self._file, length, start)
 
     def turn(self) -> None:
-        """What is in the log becomes the old one, and goes when a checkpoint has it. If there is an old one already, of a
-        checkpoint that failed, both stay."""
+        """What is in the log becomes the old one, and goes when a checkpoint has it. If there is an old one already, of
+        a checkpoint that failed, both stay."""
         if self._old.exists():
             return
         with self._lock:
@@ -93,7 +93,9 @@ class StepLog:
         if self._old.exists():
             file = os.open(self._old, os.O_RDWR | os.O_CLOEXEC)
             try:
-                os.ftruncate(file, max((start + length for each, start, length in _scan(file) if each <= version), default=0))
+                os.ftruncate(
+                    file, max((start + length for each, start, length in _scan(file) if each <= version), default=0)
+                )
                 os.fdatasync(file)
             finally:
                 os.close(file)

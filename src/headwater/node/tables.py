@@ -193,7 +193,8 @@ class Tables:
         most = None if grant is None else grant.quota.max_table_bytes
         if most is not None and own + num_bytes > most:
             raise RefusedError(f"tables of tenant {folder.parts[-3]} would come to {(own + num_bytes) / 1e9:,.3g} GB, "
-                               f"and its quota is {most / 1e9:,.3g} GB; drop one, or ask whoever runs the node")  # fmt: skip
+                               f"and its quota is {most / 1e9:,.3g} GB; drop one, or ask whoever runs the "
+                               "node")  # fmt: skip
 
 
 def _bring(part: Part, lease: str, bring: Any, version: int) -> bytes:
@@ -218,7 +219,8 @@ def _check_same(found: TableSpec, wanted: TableSpec, name: str) -> None:
     for field in ("dim", "dtype", "optimizer", "eps", "init", "scale", "seed", "num_parts", "zero_id"):
         if getattr(found, field) != getattr(wanted, field):
             raise RefusedError(f"the table {name} is there with {field} {getattr(found, field)}, and "
-                               f"{getattr(wanted, field)} was asked for; give it another name, or drop that one")  # fmt: skip
+                               f"{getattr(wanted, field)} was asked for; give it another name, or drop that "
+                               "one")  # fmt: skip
     if found.num_embeddings < wanted.num_embeddings:
         raise RefusedError(f"the table {name} is there with {found.num_embeddings:,} vectors, and "
                            f"{wanted.num_embeddings:,} were asked for; grow it (resize)")  # fmt: skip

@@ -1,7 +1,7 @@
 """`EmbeddingBag`: as `torch.nn.EmbeddingBag`, with its vectors on the disks of storage nodes.
 
-Owns the module: what a call means, and autograd around it. The forward pass sends ids and gets pooled vectors; the backward
-pass sends their gradients, and the nodes do the optimizer's step on the vectors behind them.
+Owns the module: what a call means, and autograd around it. The forward pass sends ids and gets pooled vectors; the
+backward pass sends their gradients, and the nodes do the optimizer's step on the vectors behind them.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ class EmbeddingBag(nn.Module):
 
         `nodes`: addresses, over which the vectors are dealt; None starts one beside this process, which keeps the table
         in `folder` (without one, until the module is closed). Vectors begin as `init` says: "normal" with deviation
-        `scale`, "uniform" between -scale and scale, or "zeros", drawn by (seed, id). `cache` is how much memory each node
-        shall give the table, such as "256MB". `travels` says what crosses the link: "pooled" vectors, each distinct vector
-        of a batch ("vectors"), or what the first steps showed to be faster ("auto"). `patience_s` is how long a node may be away.
+        `scale`, "uniform" between -scale and scale, or "zeros", drawn by (seed, id). `cache` is how much memory each
+        node shall give the table, such as "256MB". `travels` says what crosses the link: "pooled" vectors, each
+        distinct vector of a batch ("vectors"), or what the first steps showed to be faster ("auto"). `patience_s` is
+        how long a node may be away.
         """
         super().__init__()
         if mode not in ("sum", "mean"):
@@ -248,7 +249,9 @@ class EmbeddingBag(nn.Module):
     def load_tensor(self, weight: torch.Tensor) -> None:
         """Vectors from the weight of an `nn.EmbeddingBag`."""
         if tuple(weight.shape) != (self.num_embeddings, self.embedding_dim):
-            raise ConfigError(f"the weight is {tuple(weight.shape)}; the table {self.num_embeddings, self.embedding_dim}")
+            raise ConfigError(
+                f"the weight is {tuple(weight.shape)}; the table {self.num_embeddings, self.embedding_dim}"
+            )
         self.table.write(np.arange(len(weight)), weight.detach().cpu().to(self._dtype).numpy())
 
     def save(self, url: str) -> int:
@@ -271,7 +274,8 @@ class EmbeddingBag(nn.Module):
         if not isinstance(state, dict) or type(state.get("version")) is not int or state["version"] < 0:
             raise ConfigError("the state of an EmbeddingBag names a table and its version; this is another module's")
         if state.get("table") != self.name:
-            raise ConfigError(f"the state is of table {state.get('table')!r}; this is {self.name!r}: make the module with "
+            raise ConfigError(f"the state is of table {state.get('table')!r}; this is {self.name!r}: make the module "
+                              "with "
                               "that name, or load what was saved")  # fmt: skip
         if state["version"] > self.version:
             raise ConfigError(f"the state is of version {state['version']} of table {self.name}, which is at "

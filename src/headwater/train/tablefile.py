@@ -1,9 +1,9 @@
 """Saved tables: what was trained, in files at any URL.
 
-Owns the format. A folder has `table.json` (the spec, and the version that was saved) and `part-NUMBER.arrow`, Arrow files
-with columns `id`, `vector` and, of an optimizer that keeps something, `state`. Vectors that nobody trained are not in it:
-they are a function of the spec. So a saved table is as large as what was learned, and may be loaded onto any number of
-nodes.
+Owns the format. A folder has `table.json` (the spec, and the version that was saved) and `part-NUMBER.arrow`, Arrow
+files with columns `id`, `vector` and, of an optimizer that keeps something, `state`. Vectors that nobody trained are
+not in it: they are a function of the spec. So a saved table is as large as what was learned, and may be loaded onto any
+number of nodes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def _check(into: TableSpec, saved: TableSpec, url: str) -> None:
     if same != into or saved.num_embeddings > into.num_embeddings:
         wrong = [name for name, value in vars(same).items() if value != getattr(into, name)] or ["num_embeddings"]
         raise ConfigError(f"the table saved in {url} has another {', '.join(wrong)}: "
-                          f"{', '.join(str(getattr(saved, name)) for name in wrong)}; make the module with that")  # fmt: skip
+                          f"{', '.join(str(getattr(saved, name)) for name in wrong)}; make the module with "
+                          "that")  # fmt: skip
 
 
 def _name(number: int) -> str:
@@ -105,7 +106,10 @@ def _name(number: int) -> str:
 
 def _schema(spec: TableSpec) -> pa.Schema:
     kind = pa.float32() if spec.dtype == "float32" else pa.float64()
-    fields = [pa.field("id", pa.int64(), False), pa.field("vector", pa.list_(pa.field("item", kind, False), spec.dim), False)]
+    fields = [
+        pa.field("id", pa.int64(), False),
+        pa.field("vector", pa.list_(pa.field("item", kind, False), spec.dim), False),
+    ]
     return pa.schema([*fields, pa.field("state", kind, False)] if spec.state_bytes else fields)
 
 

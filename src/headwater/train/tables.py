@@ -1,8 +1,8 @@
 """A table as its trainer sees it: parts on nodes, asked together, each until it has answered.
 
-Owns `Table`, and `Line`, the thread that talks to one part: calls go out in order, and each is repeated while its node is
-away. That is safe: a step that came twice is done once (`core.once`). What a node forgot when it was started again, staged
-bags, is sent again.
+Owns `Table`, and `Line`, the thread that talks to one part: calls go out in order, and each is repeated while its node
+is away. That is safe: a step that came twice is done once (`core.once`). What a node forgot when it was started again,
+staged bags, is sent again.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class Line:
             except UnreachableError as error:
                 if time.monotonic() - since > self._patience_s or self._closed.wait(_PAUSE_S):
                     raise UnreachableError(f"{error} (waited {time.monotonic() - since:.0f} s; the step is not lost "
-                                           "there: start the node again, and load your checkpoint)") from None  # fmt: skip
+                                           "there: start the node again, and load your "
+                                           "checkpoint)") from None  # fmt: skip
             except RefusedError as error:
                 if UNKNOWN_BATCH not in str(error) or restaged:
                     raise
@@ -183,8 +184,10 @@ class Table:
         stands = [(int(about["version"]), int(about["checkpoint"])) for about in opened]
         target = meeting(stands)
         if target is None:
-            raise RefusedError(f"the parts of table {self.name} are at versions {[each for each, _ in stands]} and can't "
-                               "meet: files of one were replaced or lost; drop the table, and load a saved one")  # fmt: skip
+            raise RefusedError(f"the parts of table {self.name} are at versions {[each for each, _ in stands]} and "
+                               "can't "
+                               "meet: files of one were replaced or lost; drop the table, and load a saved "
+                               "one")  # fmt: skip
         self.go_back(target)
         return target
 
@@ -235,10 +238,10 @@ class Table:
     def _send(self, number: int, bags: Bags, pooled: bool) -> Batch:
         parts = [bags.of_part(part, self.spec.num_parts) for part in range(self.spec.num_parts)]
         batch = Batch(number, bags, parts, [None] * len(parts), [[] for _ in parts])
+        asks = {"version": self.ahead.version, "since": -1} if pooled else {}
+        header = {"what": "stage", "number": number, **asks}
         for line, (own, _), coming in zip(self.lines, parts, batch.coming, strict=True):
             if len(own):
-                asks = {"version": self.ahead.version, "since": -1} if pooled else {}
-                header = {"what": "stage", "number": number, **asks}
                 answers = line.ask(lambda _, line=line, own=own: line.message(header, bags_arrays(own)))  # type: ignore[misc]
                 if pooled:
                     coming += answers
@@ -339,7 +342,9 @@ class Table:
             for part, line in enumerate(self.lines):
                 own = some[ids[some] % spec.num_parts == part]
                 arrays = {"places": ids[own] // spec.num_parts, "records": records[own]}
-                self._unsettled += line.ask(lambda _, line=line, arrays=arrays: line.message(header, arrays), is_step=True)  # type: ignore[misc]
+                self._unsettled += line.ask(
+                    lambda _, line=line, header=header, arrays=arrays: line.message(header, arrays), is_step=True
+                )  # type: ignore[misc]
         self.settle()
 
     def about(self) -> list[dict[str, Any]]:
