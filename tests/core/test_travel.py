@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.core.travel import ROUNDS, Costs, Shape, Trial, estimate_s
+from headwater.core.travel import ROUNDS, Shape, Trial
 
 LONG_BAGS = Shape(num_bags=64, num_ids=6400, num_distinct=3000, vector_bytes=256)
 FEW_VECTORS = Shape(num_bags=64, num_ids=64, num_distinct=5, vector_bytes=256)
@@ -29,9 +29,3 @@ def test_the_way_that_took_less_time_is_taken_in_the_end(faster):
     assert trial.chosen == faster
     assert ways.count("pooled" if faster == "vectors" else "vectors") == ROUNDS + 1
     assert "measured" in trial.because
-
-
-def test_the_estimate_agrees_with_the_bytes_on_a_slow_link():
-    costs = Costs(1e6, 1e6, 0.001, 1e-7, 1e-7, 1e-6)
-    for shape, best in ((LONG_BAGS, "pooled"), (FEW_VECTORS, "vectors")):
-        assert min(("pooled", "vectors"), key=lambda way: estimate_s(shape, costs, way)) == best

@@ -1,6 +1,6 @@
 """What of an embedding crosses the link: pooled vectors, or every distinct vector of a batch.
 
-Owns `Shape` (what a batch is, in numbers), `Costs`, the estimate, and `Trial`, the state machine that finds out in the
+Owns `Shape` (what a batch is, in numbers) and `Trial`, the state machine that finds out in the
 first steps of a run. Either way the numbers are the same: only who adds up differs. Pooled vectors are fewer where bags
 have many ids; where they have one or two, and the same few again and again, the distinct vectors are.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 WAYS = ("pooled", "vectors")
 ROUNDS = 6  # steps of each way that are timed: their median then stands against noise
-_CLEARLY = 0.5  # of the estimate: below that the other way is not even tried
+_CLEARLY = 0.5  # of the bytes: below that the other way is not even tried
 
 
 @dataclass(frozen=True)
@@ -32,26 +32,6 @@ class Shape:
         else:
             vectors, ids = self.num_distinct * self.vector_bytes, 2 * self.num_distinct * self.id_bytes
         return ids + vectors, vectors
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What was measured. Adding up takes as long for an id wherever the core is as fast."""
-
-    up_bytes_per_s: float
-    down_bytes_per_s: float
-    trip_s: float  # there and back, of a question without content
-    node_s_per_id: float  # to add up a bag's vectors and to spread its gradient
-    trainer_s_per_id: float
-    vector_s: float  # to find a vector on the node, and to train it
-
-
-def estimate_s(shape: Shape, costs: Costs, way: str) -> float:
-    """Seconds a step, if nothing overlaps."""
-    up, down = shape.crossing_bytes(way)
-    adding = costs.node_s_per_id if way == "pooled" else costs.trainer_s_per_id
-    return (costs.trip_s + up / costs.up_bytes_per_s + down / costs.down_bytes_per_s + adding * shape.num_ids
-            + costs.vector_s * shape.num_distinct)  # fmt: skip
 
 
 class Trial:

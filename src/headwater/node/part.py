@@ -41,6 +41,7 @@ from headwater.data.tablewire import UNKNOWN_BATCH, bags_of, places, unpack, vec
 from headwater.errors import ConfigError, DamagedError, RefusedError
 from headwater.node.steplog import StepLog
 
+MAX_STAGED_IDS = 1 << 22  # of all of them
 MAX_STAGED = 16  # batches; a trainer that forgot some has them thrown away
 LOG_BYTES = 256 << 20  # of steps, before a checkpoint is written: after a kill they are done again
 DIRTY = 0.5  # of the vectors in memory; with more, a checkpoint is written
@@ -169,8 +170,9 @@ class Part:
         with self.lock:
             self._owned(lease)
             staged = Staged(bags, Sorting.of(bags.ids))
+            self._check_memory(len(staged.sorting.unique))
             self._staged[number] = staged
-            while len(self._staged) > MAX_STAGED:
+            while len(self._staged) > MAX_STAGED or self._num_staged_ids > MAX_STAGED_IDS:
                 self._staged.popitem(last=False)
             self._hold(staged.sorting.unique)
 
@@ -195,6 +197,15 @@ class Part:
             some = bags.some(which)
             return which, pool(vectors[np.searchsorted(sorting.unique, some.ids)], some)
 
+    @property
+    def _num_staged_ids(self) -> int:
+        return sum(len(each.bags.ids) for each in self._staged.values())
+
+    def _check_memory(self, num: int) -> None:
+        if num > self.hot.capacity:
+            raise RefusedError(f"a batch has {num:,} distinct vectors, and the node memory for {self.hot.capacity:,} of "
+                               "this table; use smaller batches, or give the table more (cache=…)")  # fmt: skip
+
     def _of(self, number: int) -> Staged:
         if number not in self._staged:
             raise RefusedError(f"{UNKNOWN_BATCH} {number}: it was not staged here, or the node was started again")
@@ -212,6 +223,7 @@ class Part:
                 raise RefusedError(answer.reason)
             if isinstance(answer, Apply):
                 do = self._prepared(header, arrays)
+                self._check_memory(len(do.places))
                 self._settle_disk()
                 if self._writing is None and (
                     self.log.num_bytes > LOG_BYTES or self.hot.num_dirty > DIRTY * self.hot.capacity
@@ -265,13 +277,9 @@ class Part:
             self._checkpoint()
             self._finish()
             slots, records = self._hold(where)
-            if slots.min() < 0 and not self.once.may_checkpoint and len(slots) <= self.hot.capacity:
-                self._enlarge()  # while the log is read after a node was started with less memory
+            while slots.min() < 0:  # the log is read after a node was started with less memory
+                self._enlarge()
                 slots, records = self._hold(where)
-            if slots.min() < 0:
-                raise RefusedError(f"a step changes {len(where):,} vectors, and the node has memory for "
-                                   f"{self.hot.capacity:,} of this table; use smaller batches, or give the table more "
-                                   "(cache=…)")  # fmt: skip
         return slots, records
 
     def _replay(self) -> None:

@@ -25,6 +25,7 @@ from headwater.errors import ConfigError, RefusedError
 from headwater.node.part import Part
 
 LEAST_CACHE_BYTES = 1 << 20  # of a part's vectors in memory
+MAX_OPEN = 1024  # parts; each has files open
 IDLE_S = 600.0  # a part that nobody has called for so long is closed where its memory is wanted
 MAX_READ_BYTES = 64 << 20
 _Message = tuple[dict[str, Any], dict[str, np.ndarray]]
@@ -146,6 +147,10 @@ class Tables:
             return self._opening(folder, 0, None)
 
     def _opening(self, folder: Path, wanted: int, make: tuple[TableSpec, int] | None) -> Part:
+        if len(self._open) >= MAX_OPEN:
+            raise RefusedError(
+                f"{MAX_OPEN} parts of tables are open already; close some, or put small ones into one table"
+            )
         cache_bytes = self._take_memory(wanted)
         part = self._open[folder] = Part(folder, cache_bytes, make)
         self._caches[folder] = part.cache_bytes  # a small table takes less

@@ -157,15 +157,17 @@ class EmbeddingBag(nn.Module):
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         bags, which, lengths = self._bags(input, offsets, per_sample_weights)
+        trains = self.trainable and torch.is_grad_enabled()
         if not len(bags):
-            return torch.zeros((len(lengths), self.embedding_dim), dtype=self._dtype, device=input.device)
+            size = len(lengths), self.embedding_dim
+            return torch.zeros(size, dtype=self._dtype, device=input.device, requires_grad=trains)
         went, pooled = self._way.pooled(bags)
         vectors = np.zeros((len(lengths), self.embedding_dim), self.table.spec.dtype)
         vectors[which] = pooled
         if self.mode == "mean":
             vectors /= np.maximum(lengths, 1)[:, None].astype(vectors.dtype)
         result = torch.from_numpy(vectors).to(input.device)
-        if not (self.trainable and torch.is_grad_enabled()):
+        if not trains:
             return result
         return _Near.apply(self._anchor, result, self, went, which, lengths)  # type: ignore[no-any-return]
 

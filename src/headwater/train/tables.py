@@ -31,6 +31,7 @@ from headwater.errors import ConfigError, DamagedError, HeadwaterError, NodeErro
 from headwater.train.client import NodeClient
 
 PATIENCE_S = 60.0  # for a node that is away
+CLOSE_WITHIN_S = 5.0
 _PAUSE_S = 0.1
 READ_BYTES = 16 << 20  # of vectors, at a time
 
@@ -54,7 +55,7 @@ class Line:
         self.client = client
         self.sent_bytes = self.received_bytes = 0
         self._about = {"table": table, "part": part, "lease": lease}
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._fault: HeadwaterError | None = None
         self._closed = threading.Event()
@@ -109,7 +110,7 @@ class Line:
                 self._once(call, forgot)
                 return
             except UnreachableError as error:
-                if time.monotonic() - since > self._patience_s or self._closed.wait(_PAUSE_S):
+                if time.monotonic() - since > self.patience_s or self._closed.wait(_PAUSE_S):
                     raise UnreachableError(f"{error} (waited {time.monotonic() - since:.0f} s; the step is not lost "
                                            "there: start the node again, and load your "
                                            "checkpoint)") from None  # fmt: skip
@@ -369,6 +370,8 @@ class Table:
 
     def close(self) -> None:
         """Let the nodes put it all on their disks, and hang up; where one is away, it has its log."""
+        for line in self.lines:
+            line.patience_s = min(line.patience_s, CLOSE_WITHIN_S)
         with contextlib.suppress(NodeError):
             if self.is_open:
                 self.settle()
