@@ -74,7 +74,7 @@ kills.steps(bag, range(60), lambda number: print(number, flush=True))
 """
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_a_trainer_killed_in_the_middle_of_a_step_leaves_parts_that_meet(start_node, tmp_path, undisturbed, seed):
     """Whatever part had not got the step, all go back to what all have; the next trainer finds a whole version."""
     nodes = []

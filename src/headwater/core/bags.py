@@ -107,7 +107,8 @@ def _sums(values: Vectors, starts: Ids, lengths: Ids) -> Vectors:
         return sums
     length = int(lengths[0])
     if 1 < length <= _LONG and values.shape[1] > 1 and (lengths == length).all():
-        return values.reshape(len(lengths), length, -1).sum(axis=1)  # adds in that order, too
+        each: Vectors = values.reshape(len(lengths), length, -1).sum(axis=1)  # adds in that order, too
+        return each
     for run in np.flatnonzero(lengths > _LONG):
         np.add.reduce(values[starts[run] : starts[run] + lengths[run]], axis=0, out=sums[run])
     short = np.flatnonzero(lengths <= _LONG)

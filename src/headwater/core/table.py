@@ -110,7 +110,8 @@ def _drawn(spec: TableSpec, counters: _Words) -> Vectors:
         return (2 * first - 1) * spec.scale
     second = _uniform(_mixed(counters, _key(spec.seed, "second")))
     # Box and Muller; 1 - first lies in (0, 1], whose logarithm is finite.
-    return np.sqrt(-2 * np.log(1 - first)) * np.cos(2 * np.pi * second) * spec.scale
+    normal: Vectors = np.sqrt(-2 * np.log(1 - first)) * np.cos(2 * np.pi * second) * spec.scale
+    return normal
 
 
 def _key(seed: int, stream: str) -> np.uint64:

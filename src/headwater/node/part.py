@@ -203,8 +203,8 @@ class Part:
 
     def _check_memory(self, num: int) -> None:
         if num > self.hot.capacity:
-            raise RefusedError(f"a batch has {num:,} distinct vectors, and the node memory for {self.hot.capacity:,} of "
-                               "this table; use smaller batches, or give the table more (cache=…)")  # fmt: skip
+            raise RefusedError(f"a batch has {num:,} distinct vectors, the node memory for {self.hot.capacity:,} of this "
+                               "table; use smaller batches, or give the table more (cache=…)")  # fmt: skip
 
     def _of(self, number: int) -> Staged:
         if number not in self._staged:
@@ -277,13 +277,17 @@ class Part:
             self._checkpoint()
             self._finish()
             slots, records = self._hold(where)
-            while slots.min() < 0:  # the log is read after a node was started with less memory
-                self._enlarge()
-                slots, records = self._hold(where)
+        while len(slots) and slots.min() < 0:
+            if not self._is_replaying:
+                raise RefusedError("the vectors in memory wait for other parts of the table to confirm their steps; the "
+                                   "trainer went on without")  # fmt: skip
+            self._enlarge()  # the node was started with less memory
+            slots, records = self._hold(where)
         return slots, records
 
     def _replay(self) -> None:
         """The steps of the log, again. Nothing is settled meanwhile, so no checkpoint is written."""
+        self._is_replaying = True
         for version, body in self.log.steps():
             if version <= self.once.checkpoint:
                 continue
@@ -295,6 +299,7 @@ class Part:
             slots, records = self._resident(do.places)
             self._put(slots, do.records(records), version)
             self.once.applied(version)
+        self._is_replaying = False
 
     # Vectors in memory
 
