@@ -22,10 +22,10 @@ SPEC = TableSpec(300, 4, "float64", "rowwise_adagrad")
 CACHE = 1 << 20
 
 
-def step(version, spec=SPEC, seed=None):
-    generator = np.random.default_rng(version if seed is None else seed)
+def step(version, spec=SPEC, settled=None):
+    generator, settled = np.random.default_rng(version), version - 1 if settled is None else settled
     bags = Bags(generator.integers(0, spec.num_embeddings, 12), np.full(4, 3))
-    header = {"what": "step", "version": version, "settled": version - 1, "number": version, "lr": 0.1}
+    header = {"what": "step", "version": version, "settled": settled, "number": version, "lr": 0.1}
     return pack(header, {"grads": generator.normal(size=(4, 4)), **bags_arrays(bags)})
 
 
@@ -174,6 +174,19 @@ def test_with_little_memory_the_numbers_are_the_same(tmp_path, versions):
     np.testing.assert_array_equal(everything(part), versions[12])
     assert part.once.checkpoint > 0  # there was no room for more that is not on the disk
     part.close()
+
+
+def test_a_trainer_that_settles_nothing_gets_no_more_memory(tmp_path):
+    part = made(tmp_path / "part", cache_bytes=1)
+    with pytest.raises(RefusedError, match="wait for other parts"):
+        _ = [part.step("a", step(version, settled=0)) for version in range(1, 20)]
+    assert part.hot.capacity == 64
+    version, held = part.once.version, everything(part)
+    part.close()
+    again = Part(tmp_path / "part", 1)  # and what it did do is there
+    assert again.once.version == version
+    np.testing.assert_array_equal(everything(again), held)
+    again.close()
 
 
 def test_what_was_trained_is_told_in_pieces(tmp_path):

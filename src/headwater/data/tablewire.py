@@ -39,7 +39,7 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = No
     listed = [[name, each.dtype.name, list(each.shape)] for name, each in given.items()]
     head = json.dumps({"protocol": PROTOCOL, **header, "arrays": listed}, separators=(",", ":")).encode()
     head += b" " * (-(_LENGTH.size + len(head)) % 8)  # arrays begin where they may be read in place
-    return b"".join([_LENGTH.pack(len(head)), head, *(memoryview(each).cast("B") if each.size else b""
+    return b"".join([_LENGTH.pack(len(head)), head, *(each.data.cast("B") if each.size else b""
                                                       for each in given.values())])  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def whole(header: Mapping[str, Any], name: str, low: int = 0, high: int = 2**62)
 def number(header: Mapping[str, Any], name: str, most: float) -> float:
     """A number of which only the size is limited."""
     value = header.get(name)
-    if type(value) not in (int, float) or not -most <= value <= most:  # NaN fails, too
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -most <= value <= most:  # NaN fails, too
         raise ConfigError(f"{name} is {shown(value)}; it must be a number between -{most:g} and {most:g}")
     return float(value)
 

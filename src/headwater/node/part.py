@@ -203,8 +203,8 @@ class Part:
 
     def _check_memory(self, num: int) -> None:
         if num > self.hot.capacity:
-            raise RefusedError(f"a batch has {num:,} distinct vectors, the node memory for {self.hot.capacity:,} of this "
-                               "table; use smaller batches, or give the table more (cache=…)")  # fmt: skip
+            raise RefusedError(f"a batch has {num:,} distinct vectors, the node memory for {self.hot.capacity:,} of "
+                               "this table; use smaller batches, or give the table more (cache=…)")  # fmt: skip
 
     def _of(self, number: int) -> Staged:
         if number not in self._staged:
@@ -279,8 +279,8 @@ class Part:
             slots, records = self._hold(where)
         while len(slots) and slots.min() < 0:
             if not self._is_replaying:
-                raise RefusedError("the vectors in memory wait for other parts of the table to confirm their steps; the "
-                                   "trainer went on without")  # fmt: skip
+                raise RefusedError("the vectors in memory wait for other parts to confirm their steps, and there is no "
+                                   "room for more")  # fmt: skip
             self._enlarge()  # the node was started with less memory
             slots, records = self._hold(where)
         return slots, records
@@ -425,7 +425,7 @@ class Part:
         self._write_journal(version, where, records)
         self._write_head(version)
         self._expect(where)  # what a page had before is read, for all pages at once
-        self._write_records(where, memoryview(records).cast("B"))
+        self._write_records(where, _bytes(records))
         os.fdatasync(self._file)
         (self.folder / "journal").unlink()
         self.log.drop_old()
@@ -450,7 +450,7 @@ class Part:
 
     def _write_journal(self, version: int, where: np.ndarray, records: np.ndarray) -> None:
         path = self.folder / "journal.new"
-        body = memoryview(np.ascontiguousarray(where)).cast("B"), memoryview(records).cast("B")
+        body = _bytes(where), _bytes(records)
         check = zlib.crc32(body[1], zlib.crc32(body[0]))
         with path.open("wb") as file:
             file.write(_JOURNAL.pack(_MARK, check, version, len(where)))
@@ -567,6 +567,10 @@ class _Writer(threading.Thread):
         except BaseException as error:
             self.fault = error
         self._do = None  # nor what it has written
+
+
+def _bytes(values: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(values).data.cast("B") if values.size else memoryview(b"")
 
 
 def _full(error: OSError) -> RefusedError:

@@ -169,7 +169,7 @@ class EmbeddingBag(nn.Module):
         result = torch.from_numpy(vectors).to(input.device)
         if not trains:
             return result
-        return _Near.apply(self._anchor, result, self, went, which, lengths)  # type: ignore[no-any-return]
+        return _Near.apply(self._anchor, result, self, went, which, lengths)
 
     def prefetch(
         self,

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -343,9 +344,7 @@ class Table:
             for part, line in enumerate(self.lines):
                 own = some[ids[some] % spec.num_parts == part]
                 arrays = {"places": ids[own] // spec.num_parts, "records": records[own]}
-                self._unsettled += line.ask(
-                    lambda _, line=line, header=header, arrays=arrays: line.message(header, arrays), is_step=True
-                )  # type: ignore[misc]
+                self._unsettled += line.ask(partial(_put, line, header, arrays), is_step=True)
         self.settle()
 
     def about(self) -> list[dict[str, Any]]:
@@ -379,3 +378,7 @@ class Table:
         self.is_open = False
         for line in self.lines:
             line.close()
+
+
+def _put(line: Line, header: dict[str, Any], arrays: dict[str, np.ndarray], forgot: bool) -> bytes:
+    return line.message(header, arrays)
