@@ -64,7 +64,6 @@ def compare(data, nodes, dtype, optimizer_name):
             optimizer.step()
             losses[name].append(loss.item())
     np.testing.assert_allclose(losses["near"], losses["local"], rtol=TOLERANCE[dtype])
-    assert losses["near"][-1] < losses["near"][0]
     for bag, peer in zip(near, local, strict=True):
         torch.testing.assert_close(bag.export(), peer.weight.detach(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
         bag.drop()

@@ -36,8 +36,8 @@ class Quota:
     max_upload_bytes: int | None = None  # of one prefix
     max_prefix_bytes: int | None = None  # of all its prefixes; those it used longest ago go
     rows_per_s: int | None = None  # faster ones wait
-    max_table_bytes: int | None = None  # of all its embedding tables, on disk
     weight: float = 1.0  # of each of its jobs, where jobs share memory and threads
+    max_table_bytes: int | None = None  # of all its embedding tables, on disk
 
     def upload_bytes(self, most: int) -> int:
         """The largest prefix that may be uploaded, where the node itself allows `most`."""
@@ -158,7 +158,7 @@ def _read_grant(entry: Mapping[str, Any]) -> tuple[Grant | None, list[str]]:
     assert isinstance(tenant, str)
     assert isinstance(digest, str)
     quota = Quota(numbers["max_chunks"], numbers["max_upload"], numbers["max_prefixes"], numbers["rows_per_second"],
-                  numbers["max_tables"], float(weight))  # fmt: skip
+                  float(weight), numbers["max_tables"])  # fmt: skip
     return Grant(tenant, digest, tuple(roots), quota, expires_s), []
 
 
