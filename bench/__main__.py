@@ -27,6 +27,7 @@ BENCHMARKS = {
     "scale": "the simulator's own speed: 1,000 nodes, 100 trainers, a million samples on one core",
     "partition": "the first layers train on four storage devices: time of a step against everything on the trainer",
     "reduce": "gradients added up in the network against Gloo's all-reduce: time, CPU, lost packets, DDP",
+    "embedding": "a step with 10 GB of embedding tables by the storage, against fetching vectors and a mapped file",
     "pack": "rows/s of a node on one core from packed shards against JPEGs, and against the engine alone",
 }
 

@@ -9,8 +9,8 @@ from headwater.core.plan import Plan
 
 
 def test_the_public_names():
-    expected = ["HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision", "near",
-                "partition", "reduce", "transforms"]  # fmt: skip
+    expected = ["EmbeddingBag", "HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision",
+                "near", "partition", "reduce", "transforms"]  # fmt: skip
     assert sorted(hw.__all__) == expected
     assert all(getattr(hw, name) is not None for name in expected)
     assert dir(hw) == sorted(hw.__all__)
@@ -60,6 +60,9 @@ def test_the_verbs_of_the_command_line():
             "--memory",
             "--no-adaptation",
             "--state",
+            "--table-memory",
+            "--table-size",
+            "--tables",
             "--threads",
             "--tls-cert",
             "--tls-client-ca",
@@ -82,6 +85,7 @@ def test_the_verbs_of_the_command_line():
             "--days",
             "--max-chunks",
             "--max-prefixes",
+            "--max-tables",
             "--max-upload",
             "--root",
             "--rows-per-second",

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
     from headwater.model.freeze import freeze
     from headwater.model.near import Rows
+    from headwater.train.embedding import EmbeddingBag
     from headwater.train.job import Job, near
     from headwater.train.partition import partition
 
 __version__ = _version.VERSION
 
 _HOMES = {
+    "EmbeddingBag": "headwater.train.embedding",
     "HeadwaterError": "headwater.errors",
     "Job": "headwater.train.job",
     "Plan": "headwater.core.plan",
@@ -42,8 +44,8 @@ _HOMES = {
     "transforms": "headwater.data.transforms",
 }
 
-__all__ = ["HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision", "near",
-           "partition", "reduce", "transforms"]  # fmt: skip
+__all__ = ["EmbeddingBag", "HeadwaterError", "Job", "Plan", "Rows", "__version__", "freeze", "from_torchvision",
+           "near", "partition", "reduce", "transforms"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,9 @@ def planned(draw, worlds):
     batch = draw(st.sampled_from([1, 4, 32]))
     knobs = {"node_batch": batch, "chunk_rows": batch * draw(st.integers(1, 8)), "prefetch": draw(st.integers(1, 24))}
     cut = draw(st.sampled_from([cut for cut in cuts if cut.legal]))
-    codec = draw(st.sampled_from(["raw", "fp16", "int8"])) if cut.index else "raw"  # input made near the data has no price
+    codec = (
+        draw(st.sampled_from(["raw", "fp16", "int8"])) if cut.index else "raw"
+    )  # input made near the data has no price
     plan = Plan(**knobs) if draw(st.booleans()) else near_plan(cut, codec=codec, **knobs)
     return plan, cuts, profile, rig, job
 

@@ -68,6 +68,15 @@ def serve(
         help="A folder that trainers see, too (the same machine, or a shared file system): pixels are left there for "
         "them instead of crossing the wire.",
     ),
+    tables: Path = typer.Option(
+        None, help="A folder for embedding tables (docs/embedding.md); without it, the node keeps none."
+    ),
+    table_size: str = typer.Option(
+        "", help="How much of the disk tables may take, such as 50GB; by default half of what is free there."
+    ),
+    table_memory: str = typer.Option(
+        "", help="Memory for the vectors of tables that are used most; by default an eighth of what the node may take."
+    ),
     no_adaptation: bool = typer.Option(
         False,
         "--no-adaptation",
@@ -154,6 +163,9 @@ def serve(
         max_memory_bytes=memory_bytes,
         adapt=not no_adaptation,
         hand_over=hand_over,
+        tables=tables,
+        table_bytes=num_bytes(table_size, "--table-size") if table_size else None,
+        table_memory_bytes=num_bytes(table_memory, "--table-memory") if table_memory else None,
         announce=announce,
     )
     sys.stdout.flush()

@@ -25,6 +25,7 @@ def token(
     max_chunks: int = typer.Option(0, min=0, help="Chunks worked on at once; further ones wait. 0: no limit."),
     max_upload: str = typer.Option("", help="Largest prefix it may upload, such as 500MB."),
     max_prefixes: str = typer.Option("", help="What its prefixes may take on the node's disk, such as 2GB."),
+    max_tables: str = typer.Option("", help="What its embedding tables may come to on the node's disk, such as 20GB."),
     rows_per_second: int = typer.Option(0, min=0, help="Rows a second; faster ones wait. 0: no limit."),
     weight: float = typer.Option(
         0.0,
@@ -43,7 +44,7 @@ def token(
     entry = entry_text(tenant, token_digest(made), {
         "roots": [each if "://" in each else str(Path(each).expanduser().absolute()) for each in root],
         "expires": expires, "max_chunks": max_chunks, "max_upload": max_upload, "max_prefixes": max_prefixes,
-        "rows_per_second": rows_per_second, "weight": weight,
+        "max_tables": max_tables, "rows_per_second": rows_per_second, "weight": weight,
     })  # fmt: skip
     if to is not None:
         _add(to, entry)

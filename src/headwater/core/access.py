@@ -37,6 +37,7 @@ class Quota:
     max_prefix_bytes: int | None = None  # of all its prefixes; those it used longest ago go
     rows_per_s: int | None = None  # faster ones wait
     weight: float = 1.0  # of each of its jobs, where jobs share memory and threads
+    max_table_bytes: int | None = None  # of all its embedding tables, on disk
 
     def upload_bytes(self, most: int) -> int:
         """The largest prefix that may be uploaded, where the node itself allows `most`."""
@@ -86,8 +87,8 @@ def identify(grants: Sequence[Grant], headers: Sequence[str], now_s: float) -> G
     return found
 
 
-_FIELDS = ("tenant", "sha256", "roots", "expires", "max_chunks", "max_upload", "max_prefixes", "rows_per_second",
-           "weight")  # fmt: skip
+_FIELDS = ("tenant", "sha256", "roots", "expires", "max_chunks", "max_upload", "max_prefixes", "max_tables",
+           "rows_per_second", "weight")  # fmt: skip
 
 
 def read_grants(data: Mapping[str, Any], where: str) -> tuple[Grant, ...]:
@@ -137,7 +138,7 @@ def _read_grant(entry: Mapping[str, Any]) -> tuple[Grant | None, list[str]]:
         numbers[name] = entry.get(name)
         if name in entry and not (type(entry[name]) is int and 1 <= entry[name] <= MOST):
             faults.append(f"{name} is {entry[name]!r}; it must be a whole number, 1 or more")
-    for name in ("max_upload", "max_prefixes"):
+    for name in ("max_upload", "max_prefixes", "max_tables"):
         numbers[name] = None
         if name in entry:
             try:
@@ -157,7 +158,7 @@ def _read_grant(entry: Mapping[str, Any]) -> tuple[Grant | None, list[str]]:
     assert isinstance(tenant, str)
     assert isinstance(digest, str)
     quota = Quota(numbers["max_chunks"], numbers["max_upload"], numbers["max_prefixes"], numbers["rows_per_second"],
-                  float(weight))  # fmt: skip
+                  float(weight), numbers["max_tables"])  # fmt: skip
     return Grant(tenant, digest, tuple(roots), quota, expires_s), []
 
 

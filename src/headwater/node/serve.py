@@ -22,18 +22,23 @@ import pyarrow as pa
 
 from headwater.core.access import Grant, token_digest
 from headwater.core.redact import TOKEN_START
+from headwater.data.memory import memory_bytes
 from headwater.errors import ConfigError
 from headwater.node.cache import Cache
 from headwater.node.calls import Calls
 from headwater.node.metrics import metrics_text
 from headwater.node.pages import Pages, listen_http
 from headwater.node.service import Node
+from headwater.node.tables import Tables, default_table_bytes
 from headwater.node.tls import Tls
 from headwater.node.tokens import OneToken
 
 DRAIN_S = 20.0  # a chunk takes seconds; Kubernetes kills after 30 s
 STOP_WITHIN_S = 1.0  # streams end within 0.25 s of being told; those nobody reads are cut off
 MAX_FILES = 65_536  # open at once, if the system allows it: connections, mapped shards, kept rows
+TABLE_SHARE = (
+    0.125  # of the memory, for vectors of embedding tables: what is on disk is read through the page cache, too
+)
 EMBEDDED_CACHES = 8  # folders for the rows of nodes that run at the same time, each beside a script of its own
 _INPUT_ENDED, _CHANGED = b"\0", b"\xff"  # told by ourselves; signals tell their number
 
@@ -75,6 +80,9 @@ def serve(
     tokens: Path | OneToken | None = None,
     tls: Tls | None = None,
     hand_over: Path | None = None,
+    tables: Path | None = None,
+    table_bytes: int | None = None,
+    table_memory_bytes: int | None = None,
 ) -> None:
     """Serve `roots` until a signal arrives, or, if wanted, until standard input ends.
 
@@ -110,11 +118,12 @@ def serve(
     rows = cache_folder or state / "rows"
     others = [rows.with_name(f"{rows.name}-{number}") for number in range(2, num_caches + 1)]
     cache = Cache(rows, cache_bytes, others)
+    kept_tables, jobs_bytes = _tables(tables, table_bytes, table_memory_bytes, max_memory_bytes)
     try:
         node = Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
                     cache=cache, drain_s=drain_s, tokens=tokens, tls=tls, is_wary=not until_input_ends,
-                    max_memory_bytes=max_memory_bytes, adapt=adapt, is_far=is_far,
-                    hand_over=hand_over)  # fmt: skip
+                    max_memory_bytes=jobs_bytes, adapt=adapt, is_far=is_far,
+                    hand_over=hand_over, tables=kept_tables)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
         if isinstance(error, OSError) and error.filename is not None:
             raise ConfigError(f"{error.filename} can't be used ({error.strerror}); a node keeps prefixes in {state}: "
@@ -137,6 +146,26 @@ def serve(
         pages.close()
 
 
+def _tables(
+    folder: Path | None, most_bytes: int | None, cache_bytes: int | None, max_memory_bytes: int | None
+) -> tuple[Tables | None, int | None]:
+    """The node's tables, and what is left of its memory for jobs."""
+    if folder is None:
+        return None, max_memory_bytes
+    total = min(memory_bytes(), max_memory_bytes or memory_bytes())
+    cache_bytes = cache_bytes or int(total * TABLE_SHARE)
+    if cache_bytes > total // 2:
+        raise ConfigError(f"{cache_bytes / 1e6:,.0f} MB for tables (--table-memory) are more than half of the node's "
+                          f"{total / 1e6:,.0f} MB; give them less, or the node more (--memory)")  # fmt: skip
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        most_bytes = default_table_bytes(folder) if most_bytes is None else most_bytes
+    except OSError as error:
+        raise ConfigError(f"the folder for tables, {folder}, can't be used: {error.strerror}; choose another with "
+                          "--tables") from None  # fmt: skip
+    return Tables(folder, most_bytes, cache_bytes), total - cache_bytes
+
+
 def _wait(calls: Calls, told: int) -> str:
     """Until the node is to end; why it does."""
     while True:
@@ -157,6 +186,7 @@ def serve_embedded(
     cache_bytes: int | None = None,
     memory_bytes: int | None = None,
     is_far: bool = False,
+    tables: Path | None = None,
 ) -> None:
     """Serve one root on a free loopback port, tell the parent which and with what token, and end when the parent closes
     our input.
@@ -175,4 +205,5 @@ def serve_embedded(
     tokens = OneToken(Grant("trainer", token_digest(token)))
     serve((root,), listen="grpc://127.0.0.1:0", num_threads=num_threads, cache_bytes=cache_bytes,
           num_caches=EMBEDDED_CACHES, max_memory_bytes=memory_bytes, announce=announce,
-          until_input_ends=True, is_far=is_far, tokens=tokens)  # fmt: skip
+          until_input_ends=True, is_far=is_far, tokens=tokens,
+          tables=tables)  # fmt: skip

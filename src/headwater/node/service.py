@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -28,7 +28,7 @@ import pyarrow.flight as flight
 from headwater.core import codecs
 from headwater.core.access import Grant
 from headwater.core.turns import Turns
-from headwater.data import wire
+from headwater.data import tablewire, wire
 from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import NEAR_READERS, NUM_READERS, SIGN_OF_LIFE_S, Extractor
 from headwater.data.handover import Handed, Outbox
@@ -51,6 +51,7 @@ from headwater.node.quotas import Quotas
 from headwater.node.rooms import Room
 from headwater.node.roots import is_below
 from headwater.node.session import Session
+from headwater.node.tables import Tables
 from headwater.node.tenants import TIMES_MODEL, TRIAL_ROWS, Tenants
 from headwater.node.tls import Tls
 from headwater.node.tokens import OneToken, TokensFile
@@ -86,6 +87,7 @@ class Node(flight.FlightServerBase):
         adapt: bool = True,
         is_far: bool = False,
         hand_over: Path | None = None,
+        tables: Tables | None = None,
     ) -> None:
         """`cache` keeps rows that were made; it is closed with the node. None keeps nothing.
 
@@ -93,7 +95,8 @@ class Node(flight.FlightServerBase):
         only calls with one of them are answered; without, all are. `is_wary`: uploads may be a stranger's. Jobs share
         `max_memory_bytes`, or what the machine has (docs/tenants.md); `adapt=False` gives each groups as large as it
         asks for, and runs them whole. `is_far` from the store: behind a link that others need, too. `hand_over` is a
-        folder that trainers may see, too: rows are left there for those who do.
+        folder that trainers may see, too: rows are left there for those who do. `tables` are embedding tables; they are
+        closed with the node.
         """
         self.roots = tuple(full_url(root) for root in roots)
         known = TokensFile(tokens, self.roots) if isinstance(tokens, Path) else tokens
@@ -109,6 +112,7 @@ class Node(flight.FlightServerBase):
         self._slow = ThreadPoolExecutor(MAX_CHUNKS, "slow")  # what takes a while, and needs signs of life meanwhile
         self._extractor = Extractor(self.num_threads, NUM_READERS if is_far else NEAR_READERS, is_far=is_far)
         self.cache = cache
+        self._tables = tables or Tables(None)
         self._outbox = None if hand_over is None else Outbox(hand_over)
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
@@ -135,6 +139,7 @@ class Node(flight.FlightServerBase):
             self.cache.close()
         if self._outbox is not None:
             self._outbox.close()
+        self._tables.close()
 
     def hello(self, grant: Grant | None = None) -> dict[str, Any]:
         """Who this is and what it can do; for a tenant, what concerns it."""
@@ -170,6 +175,7 @@ class Node(flight.FlightServerBase):
             "hand_over": None if self._outbox is None else self._outbox.to_json(),
             "chunks": self._chunks(),
             "prefix_files": self._prefixes.files(),
+            "tables": self._tables.to_json(),
         }
 
     def _chunks(self) -> dict[str, int]:
@@ -178,7 +184,9 @@ class Node(flight.FlightServerBase):
             working, held = self._turns.num_working(time.monotonic()), self._turns.num_held
         return {"working": working, "stalled": held - working, "limit": MAX_CHUNKS}
 
-    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterable[bytes]:
+        if action.type == tablewire.ACTION:
+            return self._table(context, action.body)
         with self.calls.watched(Asked("action", tenant_of(context))), _as_status():
             if action.type == "hello":
                 return [json.dumps(self.hello(grant_of(context))).encode()]
@@ -186,6 +194,11 @@ class Node(flight.FlightServerBase):
                 digest = _digest(action.body.to_pybytes().decode(errors="replace"))
                 return [json.dumps(digest in self._prefixes).encode()]
             raise ConfigError(f"no action {action.type[:40]!r}; there are {', '.join(name for name, _ in _ACTIONS)}")
+
+    def _table(self, context: flight.ServerCallContext, body: pa.Buffer) -> Iterator[bytes]:
+        tenant = tenant_of(context)
+        with _as_status(), self.calls.under_way(Asked("table", tenant)):
+            yield from self._tables.call(body, tenant, grant_of(context))
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
         return _ACTIONS
@@ -583,7 +596,8 @@ class _SessionHost:
         return self._node._quotas.pause_s(self._grant, num_rows)
 
 
-_ACTIONS = [("hello", "who the node is and what it can do"), ("has-prefix", "does it hold the prefix of this digest?")]
+_ACTIONS = [("hello", "who the node is and what it can do"), ("has-prefix", "does it hold the prefix of this digest?"),
+            (tablewire.ACTION, "a message about an embedding table")]  # fmt: skip
 
 
 def _signs(

@@ -282,6 +282,12 @@ class NodeClient:
         except HeadwaterError as plain:
             return plain
 
+    def tell(self, kind: str, body: bytes) -> Iterator[pa.Buffer]:
+        """The answers to an action, as they come."""
+        with self._plain_errors():
+            for result in self._client.do_action(flight.Action(kind, body)):
+                yield result.body
+
     def close(self) -> None:
         """Hang up."""
         self._client.close()

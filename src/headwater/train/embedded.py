@@ -28,10 +28,12 @@ class EmbeddedNode:
         cache_bytes: int | None = None,
         memory_bytes: int | None = None,
         is_far: bool = False,
+        tables: str = "",
     ) -> None:
-        """`is_far` from the store, behind a link that rows from other nodes need, too."""
+        """`is_far` from the store, behind a link that rows from other nodes need, too. `tables`: a folder for embedding
+        tables."""
         numbers = ["" if each is None else str(each) for each in (num_threads, cache_bytes, memory_bytes)]
-        command = [sys.executable, "-m", "headwater.node", root, *numbers, *(["far"] if is_far else [])]
+        command = [sys.executable, "-m", "headwater.node", root, *numbers, "far" if is_far else "", tables]
         # A session of its own: Ctrl-C reaches the trainer alone, which then ends the node in good order.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True

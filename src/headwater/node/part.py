@@ -1,0 +1,629 @@
+"""One part of an embedding table on this node's disk: read, train, and be whole again after a kill.
+
+Owns a folder:
+
+    table.json   the table's spec, which part this is, its lease, the version of its checkpoint (replaced whole)
+    vectors      records, one a vector: its numbers, a mark that is 0 until it was trained, the optimizer's number;
+                 sparse, so vectors that nobody trained take no room and are computed
+    log          the steps since the checkpoint, as they came; `log.old` while a checkpoint is being written
+    journal      meanwhile: what is to go into `vectors`
+
+Steps change memory alone (`core.hot` says which vectors are there); so `vectors` is always that of the checkpoint, and
+a part that was killed reads its log and does those steps again, each whole or not at all. A checkpoint writes all
+changed vectors to the journal, then into `vectors`, so that it, too, is finished or did not happen; steps go on
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import struct
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwater.core.bags import Bags, Sorting, gradients, pool, stepped
+from headwater.core.form import from_json, to_json
+from headwater.core.hot import Hot
+from headwater.core.once import Apply, Once, Refuse
+from headwater.core.table import TableSpec, initial
+from headwater.data import tablewire
+from headwater.data.tablewire import UNKNOWN_BATCH, bags_of, places, unpack, vectors_of, whole
+from headwater.errors import ConfigError, DamagedError, RefusedError
+from headwater.node.steplog import StepLog
+
+MAX_STAGED_IDS = 1 << 22  # of all of them
+MAX_STAGED = 16  # batches; a trainer that forgot some has them thrown away
+LOG_BYTES = 256 << 20  # of steps, before a checkpoint is written: after a kill they are done again
+DIRTY = 0.5  # of the vectors in memory; with more, a checkpoint is written
+SLOT_BYTES = 8 + 8 + 8 + 1 + 4 + 4 * 4  # of `Hot` and of what is beside it, for each vector in memory
+_MAX_LR = 1e6
+_PAGE = mmap.PAGESIZE
+_JOURNAL = struct.Struct("<4sIQQ")  # mark, checksum, version, number of records
+_MARK = b"hwj1"
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Bags that a step or a question may refer to."""
+
+    bags: Bags
+    sorting: Sorting
+
+
+class Part:
+    """Opened; one process has it at a time."""
+
+    def __init__(self, folder: Path, cache_bytes: int, make: tuple[TableSpec, int] | None = None) -> None:
+        """`make`: the table's spec, and which part; nothing may be there yet."""
+        self.folder = folder
+        self.lock = threading.RLock()
+        self._on_disk = 0  # the version that `vectors`, with the journal if there is one, is of
+        self._writing: _Writer | None = None
+        self._head_lock = threading.Lock()
+        self._guard = _guard(folder)
+        try:
+            if make is not None:
+                self.spec, self.part = make
+                self.once = Once()
+                (folder / "vectors").touch(mode=0o600)
+                self._write_head()
+            self._read_head()
+            self._open(cache_bytes)
+        except BaseException:
+            os.close(self._guard)
+            raise
+
+    def _open(self, cache_bytes: int) -> None:
+        self._columns = self.spec.dim + (1 if self.spec.optimizer == "sgd" else 2)
+        self._record_bytes = self._columns * np.dtype(self.spec.dtype).itemsize
+        self._file = os.open(self.folder / "vectors", os.O_RDWR | os.O_CLOEXEC)
+        self._map: np.ndarray | None = None
+        self._read_journal()
+        self._map_file()
+        self._remember(max(64, min(self.spec.num_in(self.part), cache_bytes // (self._record_bytes + SLOT_BYTES))))
+        self.cache_bytes = self.hot.capacity * (self._record_bytes + SLOT_BYTES)
+        self._staged: OrderedDict[int, Staged] = OrderedDict()
+        self.log = StepLog(self.folder / "log")
+        self._replay()
+
+    def settle(self, lease: str) -> None:
+        """The trainer ends, and all parts are at this version: nothing is left to be done again."""
+        with self.lock:
+            self._owned(lease)
+            self._checkpoint(anyway=True)
+            self._finish()
+
+    def close(self) -> None:
+        """What is in memory is in the log, too."""
+        with self.lock:
+            if self._writing is not None:
+                self._writing.join()
+            self._unmap()
+            self.log.close()
+            os.close(self._file)
+            os.close(self._guard)
+
+    # Whose it is, and where it stands
+
+    def open(self, lease: str) -> dict[str, Any]:
+        """A trainer takes over."""
+        with self.lock:
+            self.once.opened(lease)
+            self._staged.clear()
+            self._write_head()
+            return self.about()
+
+    def about(self) -> dict[str, Any]:
+        return {"spec": to_json(self.spec), "part": self.part, "version": self.once.version,
+                "checkpoint": self.once.checkpoint, "cache_vectors": self.hot.capacity,
+                "cache_found": self.hot.num_found, "cache_asked": self.hot.num_asked,
+                "disk_bytes": os.fstat(self._file).st_blocks * 512, "log_bytes": self.log.num_bytes}  # fmt: skip
+
+    def back(self, lease: str, version: int) -> None:
+        """Go back to this version: other parts have not got further."""
+        with self.lock:
+            self._owned(lease)
+            if version == self.once.version:
+                return
+            if not self.once.may_go_back(version):
+                raise RefusedError(f"part {self.part} is at version {self.once.version} and can go back to "
+                                   f"{self.once.checkpoint} at most, not to {version}; load a saved table")  # fmt: skip
+            self._finish()
+            self.log.cut(version)
+            self.once.went_back(version)
+            self._forget()
+            self._replay()
+
+    def grow(self, lease: str, num_embeddings: int) -> None:
+        """More vectors; new ones are what they are initially."""
+        with self.lock:
+            self._owned(lease)
+            if num_embeddings < self.spec.num_embeddings:
+                raise RefusedError(f"the table has {self.spec.num_embeddings:,} vectors and can't shrink to "
+                                   f"{num_embeddings:,}; make a new one")  # fmt: skip
+            if num_embeddings == self.spec.num_embeddings:
+                return
+            self._finish()
+            self.spec = replace(self.spec, num_embeddings=num_embeddings)
+            self._write_head()
+            self._unmap()
+            self._map_file()
+
+    def _owned(self, lease: str) -> None:
+        if (why := self.once.look(lease, self.once.version)) is not None:
+            raise RefusedError(why)
+
+    # Bags
+
+    def stage(self, lease: str, number: int, bags: Bags) -> None:
+        """Hold on to these bags, and have their vectors in memory."""
+        with self.lock:
+            self._owned(lease)
+            staged = Staged(bags, Sorting.of(bags.ids))
+            self._check_memory(len(staged.sorting.unique))
+            self._staged[number] = staged
+            while len(self._staged) > MAX_STAGED or self._num_staged_ids > MAX_STAGED_IDS:
+                self._staged.popitem(last=False)
+            self._hold(staged.sorting.unique)
+
+    def pooled(self, lease: str, number: int, version: int, since: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the staged bags have changed since, and what they add up to at this version."""
+        with self.lock:
+            if (why := self.once.look(lease, version)) is not None:
+                raise RefusedError(why)
+            staged = self._of(number)
+            bags, sorting = staged.bags, staged.sorting
+            slots, records = self._hold(sorting.unique)
+            vectors = records[:, : self.spec.dim]
+            if since < 0:
+                return np.arange(len(bags)), pool(vectors[sorting.inverse], bags)
+            changed = (slots < 0) | (self._changed[slots] > since)
+            touched = changed[sorting.inverse]
+            if not touched.any():
+                return np.empty(0, np.int64), np.empty((0, self.spec.dim), self.spec.dtype)
+            which = np.flatnonzero(np.logical_or.reduceat(touched, bags.starts))
+            if len(which) == len(bags):
+                return which, pool(vectors[sorting.inverse], bags)
+            some = bags.some(which)
+            return which, pool(vectors[np.searchsorted(sorting.unique, some.ids)], some)
+
+    @property
+    def _num_staged_ids(self) -> int:
+        return sum(len(each.bags.ids) for each in self._staged.values())
+
+    def _check_memory(self, num: int) -> None:
+        if num > self.hot.capacity:
+            raise RefusedError(f"a batch has {num:,} distinct vectors, the node memory for {self.hot.capacity:,} of "
+                               "this table; use smaller batches, or give the table more (cache=…)")  # fmt: skip
+
+    def _of(self, number: int) -> Staged:
+        if number not in self._staged:
+            raise RefusedError(f"{UNKNOWN_BATCH} {number}: it was not staged here, or the node was started again")
+        return self._staged[number]
+
+    # Steps
+
+    def step(self, lease: str, message: Any) -> None:
+        """Do what the message says, if it was not done before. It is in the log when this returns, not yet synced."""
+        header, arrays = unpack(message)
+        version, settled = whole(header, "version", 1), whole(header, "settled")
+        with self.lock:
+            answer = self.once.step(lease, version, settled)
+            if isinstance(answer, Refuse):
+                raise RefusedError(answer.reason)
+            if isinstance(answer, Apply):
+                do = self._prepared(header, arrays)
+                self._check_memory(len(do.places))
+                self._settle_disk()
+                if self._writing is None and (
+                    self.log.num_bytes > LOG_BYTES or self.hot.num_dirty > DIRTY * self.hot.capacity
+                ):
+                    self._checkpoint()
+                slots, records = self._resident(do.places)
+                records = do.records(records)  # what can go wrong has gone wrong by now
+                body = message if "ids" in arrays or "places" in arrays else self._with_bags(header, arrays)
+                try:
+                    self.log.append(version, body)
+                except OSError as error:
+                    raise RefusedError(f"the step can't be kept: {error.strerror}; make room on the node's disk, and "
+                                       "go on") from None  # fmt: skip
+                self._put(slots, records, version)
+                self.once.applied(version)
+
+    def _with_bags(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+        """The step with the bags that it only named: the log must know them."""
+        staged = self._of(whole(header, "number"))
+        return tablewire.pack(header, {**arrays, **tablewire.bags_arrays(staged.bags)})
+
+    def _prepared(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> _Training | _Writing:
+        spec = self.spec
+        if header.get("what") == "put":
+            where = places(arrays, "places")
+            tablewire.check_places(where, spec, self.part)
+            if len(where) > 1 and not (np.diff(where) > 0).all():
+                raise ConfigError("places to be written must ascend, each once")
+            return _Writing(where, vectors_of(arrays, "records", (len(where), self._columns), spec.dtype), spec.dim)
+        if "ids" in arrays:  # from the log, or of a batch that the node has forgotten
+            bags = bags_of(arrays, spec, self.part)
+            staged = Staged(bags, Sorting.of(bags.ids))
+        else:
+            staged = self._of(whole(header, "number"))
+        grads = vectors_of(arrays, "grads", (len(staged.bags), spec.dim), spec.dtype)
+        lr = tablewire.number(header, "lr", _MAX_LR)
+        return _Training(spec, lr, staged, grads)
+
+    def _put(self, slots: np.ndarray, records: np.ndarray, version: int) -> None:
+        self._records[slots] = records
+        self._changed[slots] = version
+        self.hot.touch(slots)
+
+    def _resident(self, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The slots of these vectors, and what they hold; all of them are in memory."""
+        slots, records = self._hold(where)
+        if len(slots) and slots.min() < 0:
+            self._finish()
+            slots, records = self._hold(where)
+        if len(slots) and slots.min() < 0:
+            self._checkpoint()
+            self._finish()
+            slots, records = self._hold(where)
+        while len(slots) and slots.min() < 0:
+            if not self._is_replaying:
+                raise RefusedError("the vectors in memory wait for other parts to confirm their steps, and there is no "
+                                   "room for more")  # fmt: skip
+            self._enlarge()  # the node was started with less memory
+            slots, records = self._hold(where)
+        return slots, records
+
+    def _replay(self) -> None:
+        """The steps of the log, again. Nothing is settled meanwhile, so no checkpoint is written."""
+        self._is_replaying = True
+        for version, body in self.log.steps():
+            if version <= self.once.checkpoint:
+                continue
+            if version != self.once.version + 1:
+                raise DamagedError(f"{self.folder}: the log goes on with step {version} after version "
+                                   f"{self.once.version}; load a saved table")  # fmt: skip
+            header, arrays = unpack(body)
+            do = self._prepared(header, arrays)
+            slots, records = self._resident(do.places)
+            self._put(slots, do.records(records), version)
+            self.once.applied(version)
+        self._is_replaying = False
+
+    # Vectors in memory
+
+    def _remember(self, num: int) -> None:
+        """Nothing yet, of up to so many."""
+        self.hot = Hot(num)
+        self._records = np.empty((num, self._columns), self.spec.dtype)
+        self._changed = np.zeros(num, np.int64)  # the version that changed it last, as far as that is known
+
+    def _enlarge(self) -> None:
+        """Twice the room; what is dirty stays."""
+        where, slots = self.hot.dirty()
+        records = self._records[slots]
+        self._remember(2 * self.hot.capacity)
+        self._put(self.hot.take(where), records, self.once.version)
+
+    def _hold(self, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The slots of these distinct vectors, ascending, and their records; -1 for those there was no room for."""
+        slots = self.hot.find(where)
+        missing = np.flatnonzero(slots < 0)
+        if not len(missing):
+            return slots, self._records[slots]
+        records = np.empty((len(where), self._columns), self.spec.dtype)
+        found = slots >= 0
+        records[found] = self._records[slots[found]]
+        records[missing] = fresh = self._load(where[missing])
+        if self.hot.room(len(missing)):
+            slots[missing] = taken = self.hot.take(where[missing])
+            self._records[taken] = fresh
+            self._changed[taken] = self.once.version
+        return slots, records
+
+    def _load(self, where: np.ndarray) -> np.ndarray:
+        assert self._map is not None
+        self._expect(where)
+        records = self._map[where]
+        new = np.flatnonzero(records[:, self.spec.dim] == 0)
+        if len(new):
+            records[new] = 0
+            records[new, : self.spec.dim] = initial(self.spec, self.spec.ids_of(self.part, where[new]))
+        return records
+
+    def _expect(self, where: np.ndarray) -> None:
+        """Tell the kernel of all pages at once: a disk reads many in the time of one."""
+        first = where * self._record_bytes // _PAGE
+        last = ((where + 1) * self._record_bytes - 1) // _PAGE
+        for page in np.unique(np.concatenate([first, last])).tolist():
+            self._memory.madvise(mmap.MADV_WILLNEED, page * _PAGE, 1)
+
+    def read(self, lease: str, where: np.ndarray) -> np.ndarray:
+        """Records as they are now."""
+        with self.lock:
+            self._owned(lease)
+            tablewire.check_places(where, self.spec, self.part)
+            unique, inverse = np.unique(where, return_inverse=True)
+            slots = self.hot.find(unique)
+            records = np.empty((len(unique), self._columns), self.spec.dtype)
+            found = slots >= 0
+            records[found] = self._records[slots[found]]
+            if not found.all():
+                records[~found] = self._load(unique[~found])
+            return records[inverse.reshape(-1)]
+
+    def trained(self, lease: str, start: int, most: int) -> tuple[np.ndarray, int | None]:
+        """Places from `start` of up to `most` vectors that were trained, and where to go on; None: there are no more.
+
+        Holes of the file are skipped without reading them. The table is as of its checkpoint, which is written first.
+        """
+        with self.lock:
+            self._owned(lease)
+            self._checkpoint(anyway=True)
+            self._finish()
+            assert self._map is not None
+            num, found, count = self.spec.num_in(self.part), [], 0
+            for low, high in self._extents(start * self._record_bytes):
+                first, stop = max(start, low // self._record_bytes), min(num, -(-high // self._record_bytes))
+                for at in range(first, stop, 1 << 14):
+                    upto = min(stop, at + (1 << 14))
+                    marks = np.flatnonzero(self._map[at:upto, self.spec.dim]) + at
+                    start = max(start, upto)
+                    found.append(marks[: most - count])
+                    if count + len(marks) > most:
+                        return np.concatenate(found), int(marks[most - count])
+                    count += len(marks)
+            return (np.concatenate(found) if found else np.empty(0, np.int64)), None
+
+    def _extents(self, place: int) -> Iterator[tuple[int, int]]:
+        while True:
+            try:
+                low = os.lseek(self._file, place, os.SEEK_DATA)
+            except OSError:  # nothing but a hole to the end
+                return
+            place = os.lseek(self._file, low, os.SEEK_HOLE)
+            yield low, place
+
+    # The disk
+
+    def _checkpoint(self, *, anyway: bool = False) -> None:
+        """Begin to put everything up to now into `vectors`; a thread goes on with it, while steps do.
+
+        Nothing happens while somebody may have to go back behind it, and a checkpoint before this one is finished
+        first. `anyway`: the trainer says that all parts are at this version.
+        """
+        self._finish()
+        if anyway:
+            self.once.settled = self.once.version
+        if not self.once.may_checkpoint:
+            return
+        where, slots = self.hot.dirty()
+        records = self._records[slots]
+        records[:, self.spec.dim] = 1
+        try:
+            self._reserve(where)
+            self.log.turn()
+        except OSError as error:
+            raise _full(error) from None
+        self.once.checkpointed()
+        self._writing = _Writer(self._write, self.once.version, where, slots, records)
+        self._writing.start()
+
+    def _write(self, version: int, where: np.ndarray, records: np.ndarray) -> None:
+        """The checkpoint's thread: the journal makes it certain, the rest makes it so."""
+        self._write_journal(version, where, records)
+        self._write_head(version)
+        self._expect(where)  # what a page had before is read, for all pages at once
+        self._write_records(where, _bytes(records))
+        os.fdatasync(self._file)
+        (self.folder / "journal").unlink()
+        self.log.drop_old()
+
+    def _finish(self) -> None:
+        """Wait for the checkpoint that is being written; what it has written may leave memory then."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        writing.join()
+        if writing.fault is not None:  # all of it is dirty still, and the log has it: the next one has it, too
+            self.once.checkpoint = self._on_disk
+            if isinstance(writing.fault, OSError):
+                raise _full(writing.fault)
+            raise writing.fault
+        self.hot.clean(writing.slots[self._changed[writing.slots] <= writing.version])
+
+    def _settle_disk(self) -> None:
+        """Take note of a checkpoint that has been finished meanwhile."""
+        if self._writing is not None and not self._writing.is_alive():
+            self._finish()
+
+    def _write_journal(self, version: int, where: np.ndarray, records: np.ndarray) -> None:
+        path = self.folder / "journal.new"
+        body = _bytes(where), _bytes(records)
+        check = zlib.crc32(body[1], zlib.crc32(body[0]))
+        with path.open("wb") as file:
+            file.write(_JOURNAL.pack(_MARK, check, version, len(where)))
+            for each in body:
+                file.write(each)
+            file.flush()
+            os.fdatasync(file.fileno())
+        path.rename(self.folder / "journal")
+        self._sync_folder()
+
+    def _read_journal(self) -> None:
+        """What a checkpoint was about to write when the node ended, now, as often as it takes."""
+        path = self.folder / "journal"
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            mark, check, version, num = _JOURNAL.unpack(file.read(_JOURNAL.size))
+            data = file.read()
+        if mark != _MARK or zlib.crc32(data) != check:  # it was renamed after it was whole on the disk
+            raise DamagedError(f"{path} is damaged; load a saved table")
+        where = np.frombuffer(data, np.int64, num)
+        if self.once.checkpoint <= version:
+            self._write_records(where, memoryview(data)[num * 8 :])
+            os.fdatasync(self._file)
+            self.once.version = self.once.checkpoint = self.once.settled = version
+            self._write_head(version)
+        path.unlink()
+
+    def _write_records(self, where: np.ndarray, data: memoryview) -> None:
+        """Into the file, neighbours together. Not into the mapping: a full disk would end the process."""
+        begins = np.flatnonzero(np.diff(where, prepend=-2) != 1)
+        for first, stop in zip(begins.tolist(), [*begins[1:].tolist(), len(where)], strict=True):
+            place, piece = (
+                int(where[first]) * self._record_bytes,
+                data[first * self._record_bytes : stop * self._record_bytes],
+            )
+            while len(piece):
+                num = os.pwrite(self._file, piece, place)
+                piece, place = piece[num:], place + num
+
+    def _reserve(self, where: np.ndarray) -> None:
+        """Is there room for pages that are new? A full disk in the middle of a checkpoint would leave it unfinished."""
+        free = os.statvfs(self.folder)
+        most = len(where) * (self._record_bytes + _PAGE) + len(where) * (self._record_bytes + 8)
+        if free.f_bavail * free.f_frsize < most:
+            raise OSError(28, f"{most / 1e6:,.0f} MB may be needed, and less is free")
+
+    def _map_file(self) -> None:
+        num_bytes = self.spec.num_in(self.part) * self._record_bytes
+        if os.fstat(self._file).st_size < num_bytes:
+            os.ftruncate(self._file, num_bytes)
+        self._map = None
+        if num_bytes:
+            self._memory = mmap.mmap(self._file, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._memory.madvise(mmap.MADV_RANDOM)
+            self._map = np.frombuffer(self._memory, self.spec.dtype).reshape(-1, self._columns)
+        else:
+            self._map = np.empty((0, self._columns), self.spec.dtype)
+
+    def _unmap(self) -> None:
+        if self._map is not None and len(self._map):
+            self._map = None
+            self._memory.close()
+
+    def _forget(self) -> None:
+        """What is in memory; the disk is at the checkpoint."""
+        self._remember(self.hot.capacity)
+        self._staged.clear()
+        self.once.version = self.once.checkpoint
+
+    def _read_head(self) -> None:
+        path = self.folder / "table.json"
+        try:
+            data = json.loads(path.read_text())
+            self.spec, self.part = from_json(TableSpec, data["spec"], str(path)), int(data["part"])
+            version = self._on_disk = int(data["checkpoint"])
+            self.once = Once(str(data["lease"]), version, version, version)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedError(f"{path} can't be read ({error}); load a saved table") from None
+
+    def _write_head(self, checkpoint: int | None = None) -> None:
+        with self._head_lock:  # a checkpoint's thread writes it, and a trainer that takes over
+            self._on_disk = self._on_disk if checkpoint is None else checkpoint
+            new = self.folder / "table.json.new"
+            said = {"spec": to_json(self.spec), "part": self.part, "lease": self.once.lease,
+                    "checkpoint": self._on_disk}  # fmt: skip
+            with new.open("w") as file:
+                file.write(json.dumps(said))
+                file.flush()
+                os.fsync(file.fileno())
+            new.rename(self.folder / "table.json")
+            self._sync_folder()
+
+    def _sync_folder(self) -> None:
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+class _Writer(threading.Thread):
+    """A checkpoint that is being written: of which version, which slots it has, and what went wrong."""
+
+    def __init__(self, write: Any, version: int, where: np.ndarray, slots: np.ndarray, records: np.ndarray) -> None:
+        super().__init__(name="checkpoint", daemon=True)
+        self.version, self.slots = version, slots
+        self.fault: BaseException | None = None
+        self._do: Any = lambda: write(version, where, records)
+
+    def run(self) -> None:
+        try:
+            self._do()
+        except BaseException as error:
+            self.fault = error
+        self._do = None  # nor what it has written
+
+
+def _bytes(values: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(values).data.cast("B") if values.size else memoryview(b"")
+
+
+def _full(error: OSError) -> RefusedError:
+    return RefusedError(f"the table can't be written: {error.strerror}; make room on the node's disk, and go on")
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A step of the optimizer."""
+
+    spec: TableSpec
+    lr: float
+    staged: Staged
+    grads: np.ndarray
+
+    @property
+    def places(self) -> np.ndarray:
+        return self.staged.sorting.unique
+
+    def records(self, before: np.ndarray) -> np.ndarray:
+        dim = self.spec.dim
+        grads = gradients(self.staged.bags, self.staged.sorting, self.grads)
+        state = before[:, dim + 1] if self.spec.state_bytes else None
+        after = np.empty_like(before)
+        after[:, dim] = 1
+        vectors, state = stepped(self.spec, self.lr, before[:, :dim], state, grads)
+        after[:, :dim] = vectors
+        if state is not None:
+            after[:, dim + 1] = state
+        return after
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """Values that are given."""
+
+    places: np.ndarray
+    given: np.ndarray
+
+    dim: int
+
+    def records(self, before: np.ndarray) -> np.ndarray:
+        after = self.given.copy()
+        after[:, self.dim] = 1
+        return after
+
+
+def _guard(folder: Path) -> int:
+    """A lock that goes with the process."""
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise RefusedError(f"the table in {folder.name} is open in another node's process; stop that one") from None
+    return file

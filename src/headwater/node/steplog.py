@@ -1,0 +1,126 @@
+"""The log of a part's steps: what was done since the checkpoint, so that it can be done again after a kill.
+
+Owns the form of a record (a head with version, length and checksums, then the step's message as it came) and the file.
+A record that was cut short, and all behind it, never happened: `StepLog` cuts them off when it opens the file.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_HEAD = struct.Struct("<4sIQQI")  # mark, checksum of the body, version, length of the body, checksum of this head
+_MARK = b"hws1"
+
+
+class StepLog:
+    """Steps in the order of their versions: those in the file before this one, if it is there, then those in it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._old = path, path.with_name(f"{path.name}.old")
+        self._lock = threading.Lock()
+        self._written = self._synced = 0  # counted in appends
+        self._open()
+
+    def _open(self) -> None:
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._ends: dict[int, int] = {}  # where each version's record ends
+        self.num_bytes = 0
+        for version, start, length in _scan(self._file):
+            self._ends[version] = self.num_bytes = start + length
+        os.ftruncate(self._file, self.num_bytes)
+
+    def append(self, version: int, body: Any) -> None:
+        """With the kernel: a kill of this process loses it no more. OSError, with nothing appended, on a full disk."""
+        view = memoryview(body)
+        head = _HEAD.pack(_MARK, zlib.crc32(view), version, len(view), 0)
+        head = head[:-4] + struct.pack("<I", zlib.crc32(head[:-4]))
+        try:
+            _write(self._file, head, self.num_bytes)
+            _write(self._file, view, self.num_bytes + len(head))
+        except OSError:
+            os.ftruncate(self._file, self.num_bytes)
+            raise
+        self.num_bytes += len(head) + len(view)
+        self._ends[version] = self.num_bytes
+        self._written += 1
+
+    def sync(self) -> None:
+        """With the disk: a power cut loses it no more."""
+        with self._lock:
+            written = self._written
+            if self._synced < written:
+                os.fdatasync(self._file)
+                self._synced = written
+
+    def steps(self) -> Iterator[tuple[int, bytes]]:
+        """(version, message) of each."""
+        if self._old.exists():
+            file = os.open(self._old, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                for version, start, length in _scan(file):
+                    yield version, os.pread(file, length, start)
+            finally:
+                os.close(file)
+        for version, start, length in _scan(self._file):
+            yield version, os.pread(self._file, length, start)
+
+    def turn(self) -> None:
+        """What is in the log becomes the old one, and goes when a checkpoint has it. If there is an old one already, of
+        a checkpoint that failed, both stay."""
+        if self._old.exists():
+            return
+        with self._lock:
+            os.fdatasync(self._file)
+            os.close(self._file)
+            self._path.rename(self._old)
+            self._open()
+
+    def drop_old(self) -> None:
+        self._old.unlink(missing_ok=True)
+
+    def cut(self, version: int) -> None:
+        """Forget what came after that version; it is in the newer file, or all of that goes."""
+        self._ends = {each: end for each, end in self._ends.items() if each <= version}
+        self.num_bytes = max(self._ends.values(), default=0)
+        os.ftruncate(self._file, self.num_bytes)
+        os.fdatasync(self._file)
+        if self._old.exists():
+            file = os.open(self._old, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.ftruncate(
+                    file, max((start + length for each, start, length in _scan(file) if each <= version), default=0)
+                )
+                os.fdatasync(file)
+            finally:
+                os.close(file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _scan(file: int) -> Iterator[tuple[int, int, int]]:
+    """(version, start of the body, its length) of whole records, in order."""
+    size, place, before = os.fstat(file).st_size, 0, None
+    while place + _HEAD.size <= size:
+        head = os.pread(file, _HEAD.size, place)
+        mark, body_sum, version, length, head_sum = _HEAD.unpack(head)
+        start = place + _HEAD.size
+        if mark != _MARK or head_sum != zlib.crc32(head[:-4]) or start + length > size:
+            return
+        if zlib.crc32(os.pread(file, length, start)) != body_sum or (before is not None and version != before + 1):
+            return
+        yield version, start, length
+        before, place = version, start + length
+
+
+def _write(file: int, data: Any, place: int) -> None:
+    view = memoryview(data).cast("B")
+    while len(view):
+        num = os.pwrite(file, view, place)
+        view, place = view[num:], place + num

@@ -1,0 +1,291 @@
+"""A part of a table on a node's disk: whole after every kind of ending, small while untouched, and not to be misled."""
+
+import os
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.core.access import Grant, Quota
+from headwater.core.bags import Bags
+from headwater.core.form import to_json
+from headwater.core.table import TableSpec, initial
+from headwater.data.tablewire import bags_arrays, pack, unpack
+from headwater.errors import ConfigError, HeadwaterError, RefusedError
+from headwater.node.part import Part
+from headwater.node.tables import Tables
+
+SPEC = TableSpec(300, 4, "float64", "rowwise_adagrad")
+CACHE = 1 << 20
+
+
+def step(version, spec=SPEC, settled=None):
+    generator, settled = np.random.default_rng(version), version - 1 if settled is None else settled
+    bags = Bags(generator.integers(0, spec.num_embeddings, 12), np.full(4, 3))
+    header = {"what": "step", "version": version, "settled": settled, "number": version, "lr": 0.1}
+    return pack(header, {"grads": generator.normal(size=(4, 4)), **bags_arrays(bags)})
+
+
+def everything(part):
+    return part.read("a", np.arange(SPEC.num_embeddings))[:, [0, 1, 2, 3, 5]]  # without the mark
+
+
+def made(folder, **more):
+    folder.mkdir(parents=True)
+    part = Part(folder, more.pop("cache_bytes", CACHE), (SPEC, 0))
+    part.open("a")
+    return part
+
+
+@pytest.fixture
+def versions(tmp_path):
+    """What the table is after each of 12 steps."""
+    part = made(tmp_path / "reference")
+    found = [everything(part)]
+    for version in range(1, 13):
+        part.step("a", step(version))
+        found.append(everything(part))
+    part.close()
+    return found
+
+
+def test_a_log_cut_short_anywhere_has_whole_steps(tmp_path, versions):
+    """As a kill in the middle of writing leaves it: at each byte of the last record, and at some of all others."""
+    part = made(tmp_path / "part")
+    ends = [part.log.num_bytes]
+    for version in range(1, 5):
+        part.step("a", step(version))
+        ends.append(part.log.num_bytes)
+    part.close()
+    whole = (tmp_path / "part" / "log").read_bytes()
+    for cut in [*range(0, ends[3], 41), *range(ends[3], ends[4] + 1, 7)]:
+        (tmp_path / "part" / "log").write_bytes(whole[:cut])
+        again = Part(tmp_path / "part", CACHE)
+        assert again.once.version == sum(end <= cut for end in ends[1:])
+        np.testing.assert_array_equal(everything(again), versions[again.once.version])
+        again.close()
+
+
+def test_a_damaged_record_and_what_follows_never_happened(tmp_path, versions):
+    part = made(tmp_path / "part")
+    for version in range(1, 4):
+        part.step("a", step(version))
+    middle = part.log.num_bytes // 2
+    part.close()
+    data = bytearray((tmp_path / "part" / "log").read_bytes())
+    data[middle] ^= 1
+    (tmp_path / "part" / "log").write_bytes(data)
+    again = Part(tmp_path / "part", CACHE)
+    assert again.once.version == 1
+    np.testing.assert_array_equal(everything(again), versions[1])
+    again.close()
+
+
+class Killed(BaseException):
+    pass
+
+
+MOMENTS = ["_reserve", "_write_journal", "_write_records", "_write_head", "_sync_folder", "fdatasync", "unlink"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_checkpoint_that_was_killed_is_finished_or_did_not_happen(tmp_path, versions, monkeypatch, moment, is_after):
+    part = made(tmp_path / "part")
+    for version in range(1, 8):
+        part.step("a", step(version))
+    home = {"fdatasync": os, "unlink": type(tmp_path)}.get(moment, Part)
+    real = getattr(home, moment)
+
+    def killed(*given, **more):
+        if is_after:
+            real(*given, **more)
+        raise Killed
+
+    monkeypatch.setattr(home, moment, killed)
+    with pytest.raises(Killed):
+        part.settle("a")
+    monkeypatch.undo()
+    left = tmp_path / "left"  # as the kernel has the files then
+    shutil.copytree(tmp_path / "part", left)
+    part.close()
+    again = Part(left, CACHE)
+    assert again.once.version == 7
+    np.testing.assert_array_equal(everything(again), versions[7])
+    again.step("a", step(8))
+    np.testing.assert_array_equal(everything(again), versions[8])
+    again.close()
+
+
+def test_steps_between_checkpoints_and_restarts_are_the_same_steps(tmp_path, versions):
+    part = made(tmp_path / "part")
+    for version in range(1, 13):
+        part.step("a", step(version))
+        if version % 5 == 0:
+            part.settle("a")
+        if version % 3 == 0:
+            part.close()
+            part = Part(tmp_path / "part", CACHE)
+        np.testing.assert_array_equal(everything(part), versions[version])
+    part.back("a", 10)
+    np.testing.assert_array_equal(everything(part), versions[10])
+    with pytest.raises(RefusedError, match="can go back to 10 at most"):
+        part.back("a", 9)
+    part.close()
+
+
+def test_a_step_that_comes_twice_is_done_once_and_one_too_early_is_refused(tmp_path, versions):
+    part = made(tmp_path / "part")
+    for version in (1, 1, 2, 1, 2):
+        part.step("a", step(version))
+    np.testing.assert_array_equal(everything(part), versions[2])
+    with pytest.raises(RefusedError, match="is at version 2, and step 4 came"):
+        part.step("a", step(4))
+    with pytest.raises(RefusedError, match="another trainer"):
+        part.step("b", step(3))
+    part.close()
+
+
+def test_a_table_of_ten_gigabytes_takes_no_room_until_it_is_trained(tmp_path):
+    spec = TableSpec(20_000_000, 128)
+    (tmp_path / "part").mkdir()
+    part = Part(tmp_path / "part", CACHE, (spec, 0))
+    part.open("a")
+    far = np.array([0, 7, 19_999_999])
+    np.testing.assert_array_equal(part.read("a", far)[:, :128], initial(spec, far))
+    assert os.stat(tmp_path / "part" / "vectors").st_size > 10e9
+    assert part.about()["disk_bytes"] < 1e5
+    header = {"what": "step", "version": 1, "settled": 0, "number": 1, "lr": 0.1}
+    part.step("a", pack(header, {"grads": np.ones((3, 128), np.float32), **bags_arrays(Bags(far, np.ones(3, int)))}))
+    part.settle("a")
+    assert part.about()["disk_bytes"] < 1e5
+    where, on = part.trained("a", 0, 100)
+    assert (where.tolist(), on) == (far.tolist(), None)
+    part.close()
+
+
+def test_with_little_memory_the_numbers_are_the_same(tmp_path, versions):
+    part = made(tmp_path / "part", cache_bytes=1)  # 64 vectors of 300
+    for version in range(1, 13):
+        part.step("a", step(version))
+    np.testing.assert_array_equal(everything(part), versions[12])
+    assert part.once.checkpoint > 0  # there was no room for more that is not on the disk
+    part.close()
+
+
+def test_a_trainer_that_settles_nothing_gets_no_more_memory(tmp_path):
+    part = made(tmp_path / "part", cache_bytes=1)
+    with pytest.raises(RefusedError, match="wait for other parts"):
+        _ = [part.step("a", step(version, settled=0)) for version in range(1, 20)]
+    assert part.hot.capacity == 64
+    version, held = part.once.version, everything(part)
+    part.close()
+    again = Part(tmp_path / "part", 1)  # and what it did do is there
+    assert again.once.version == version
+    np.testing.assert_array_equal(everything(again), held)
+    again.close()
+
+
+def test_what_was_trained_is_told_in_pieces(tmp_path):
+    part = made(tmp_path / "part")
+    for version in range(1, 4):
+        part.step("a", step(version))
+    whole, on = part.trained("a", 0, 1000)
+    assert on is None
+    found, start = [], 0
+    while start is not None:
+        where, start = part.trained("a", start, 5)
+        assert len(where) <= 5
+        found += where.tolist()
+    assert found == whole.tolist()
+    part.close()
+
+
+def call(tables, header, arrays=None, tenant="anyone", grant=None):
+    about = {"table": "t", "part": 0, "lease": "a"}
+    return [unpack(each) for each in tables.call(pa.py_buffer(pack({**about, **header}, arrays)), tenant, grant)]
+
+
+def opening(spec=SPEC, **more):
+    return {"what": "open", "spec": to_json(spec), "make": True, "cache_bytes": 0, **more}
+
+
+def test_tables_are_refused_where_there_is_no_folder_or_no_room_for_them(tmp_path):
+    with pytest.raises(RefusedError, match="--tables"):
+        call(Tables(None), opening())
+    tables = Tables(tmp_path, 10**9, 10**7)
+    with pytest.raises(RefusedError, match="--table-size"):
+        call(tables, opening(TableSpec(10**8, 64)))
+    grant = Grant("small", "0" * 64, quota=Quota(max_table_bytes=100))
+    with pytest.raises(RefusedError, match="its quota is"):
+        call(tables, opening(), tenant="small", grant=grant)
+    assert list(tmp_path.iterdir()) == []
+    tables.close()
+
+
+def test_tenants_have_tables_of_their_own(tmp_path):
+    tables = Tables(tmp_path, 10**9, 10**8)
+    call(tables, opening(), tenant="one")
+    with pytest.raises(RefusedError, match="unknown table"):
+        call(tables, {"what": "about"}, tenant="two")
+    call(tables, {"what": "drop"}, tenant="two")
+    assert call(tables, {"what": "about"}, tenant="one")[0][0]["version"] == 0
+    tables.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "arrays", "said"),
+    [
+        ({"what": "open", "spec": {"num_embeddings": -1, "dim": 2}}, None, "num_embeddings"),
+        ({"what": "open", "spec": 3}, None, "must be an object"),
+        ({"table": "../up"}, None, "must be a name"),
+        ({"part": -1}, None, "part is -1"),
+        ({"what": "stage", "number": 1}, {"ids": np.array([999]), "lengths": np.array([1])}, "has 300 vectors"),
+        ({"what": "stage", "number": 1}, {"ids": np.array([1, 2]), "lengths": np.array([1])}, "don't fit"),
+        ({"what": "stage", "number": 1}, {"ids": np.array([1.5]), "lengths": np.array([1])}, "whole numbers"),
+        ({"what": "step", "version": 1, "settled": 0, "number": 9, "lr": 0.1},
+         {"grads": np.ones((1, 4))}, "unknown batch"),
+        ({"what": "step", "version": 1, "settled": 0, "number": 1, "lr": 1e300},
+         {"ids": np.array([1]), "lengths": np.array([1]), "grads": np.ones((1, 4))}, "lr is"),
+        ({"what": "step", "version": 1, "settled": 5, "number": 1, "lr": 0.1}, None, "settled"),
+        ({"what": "put", "version": 1, "settled": 0},
+         {"places": np.array([2, 1]), "records": np.ones((2, 6))}, "ascend"),
+        ({"what": "read"}, {"places": np.array([-1])}, "places -1"),
+        ({"what": "grow", "num_embeddings": 2}, None, "can't shrink"),
+        ({"what": "fly"}, None, "'fly'"),
+    ],
+)  # fmt: skip
+def test_strange_messages_are_refused_and_change_nothing(tmp_path, header, arrays, said):
+    tables = Tables(tmp_path, 10**9, 10**8)
+    call(tables, opening())
+    with pytest.raises((ConfigError, RefusedError), match=said):
+        call(tables, {"what": "about", **header}, arrays)
+    about = call(tables, {"what": "about"})[0][0]
+    assert (about["version"], about["log_bytes"]) == (0, 0)
+    tables.close()
+
+
+@given(st.binary(max_size=200), st.integers(0, 400), st.integers(0, 255))
+def test_bytes_of_any_kind_are_a_message_or_a_plain_error(noise, place, value):
+    right = bytearray(pack({"what": "x"}, {"ids": np.arange(5)}))
+    right[place % len(right)] = value
+    for data in (noise, bytes(right), bytes(right[: place % len(right)])):
+        try:
+            unpack(data)
+        except HeadwaterError:
+            continue
+
+
+def test_memory_is_given_to_tables_as_long_as_there_is_some(tmp_path):
+    tables = Tables(tmp_path, 10**12, 4 << 20)
+    large = TableSpec(10**6, 64)
+    for number in range(2):
+        call(tables, {**opening(large), "table": f"t{number}"})
+    with pytest.raises(RefusedError, match="--table-memory"):
+        _ = [call(tables, {**opening(large), "table": f"t{number}"}) for number in range(2, 9)]
+    call(tables, {"what": "close", "table": "t0"})
+    call(tables, {**opening(large), "table": "t9"})
+    tables.close()
