@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from headwater.core.amount import num_bytes
 from headwater.core.codecs import CODECS
@@ -51,6 +52,7 @@ from headwater.train.access import Access
 from headwater.train.carry import Counts, Setting, rest_fault
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
+from headwater.train.intake import take
 from headwater.train.loader import Loader
 from headwater.train.measure import Measured, measure, trainers_here
 from headwater.train.own import PLACE, OwnNode
@@ -165,9 +167,9 @@ class Job:
 
 def near(
     model: nn.Module,
-    data: str | os.PathLike[str],
+    data: str | os.PathLike[str] | DataLoader[Any],
     *,
-    transforms: Any,
+    transforms: Any = None,
     nodes: Sequence[str] | str | None = None,
     batch_size: int = 32,
     seed: int = 0,
@@ -184,6 +186,7 @@ def near(
     layout: str = "auto",
     path_column: str | int | None = None,
     label_column: str | int | None = None,
+    url: str | None = None,
     rank: int | None = None,
     world: int | None = None,
     node_threads: int | None = None,
@@ -203,7 +206,10 @@ def near(
 
     model          any module that torch.export can capture; freeze its first part (`hw.freeze` or requires_grad)
     data           file://, s3://, gs:// or az:// URL (or a path) of class folders, a CSV/Parquet manifest, tars,
-                   or a set that `headwater pack` made
+                   or a set that `headwater pack` made. Or a DataLoader over an ImageFolder of torchvision or an
+                   ImageDataset of timm: then root, transforms, labels, batch size, shuffle, drop_last and the
+                   generator's seed are its own (docs/trainers.md)
+    url            where nodes read the folder of such a DataLoader, if not under the path that it has here
     transforms     a torchvision or timm Compose, `weights.transforms()`, or a list of Headwater transforms
     nodes          addresses such as ["grpc://store-1:8815"]; None starts a node beside this process;
                    "inline" does everything slowly in this process, as a yardstick. Several nodes share a store, or
@@ -245,6 +251,19 @@ def near(
     tls_cert, tls_key   for nodes that want a certificate from you: files with it and its key; HEADWATER_TLS_CERT and
                    HEADWATER_TLS_KEY by default
     """
+    taken = None
+    if not isinstance(data, str | os.PathLike):
+        _check_beside(transforms=transforms, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, layout=layout)
+        taken = take(data)
+        if taken.seed is not None and seed:
+            raise ConfigError(f"seed is {seed} and the DataLoader has a generator of its own; leave one of them out")
+        data, transforms = url or taken.root, taken.transforms
+        batch_size, shuffle, drop_last = taken.batch_size, taken.shuffle, taken.drop_last
+        seed = seed if taken.seed is None else taken.seed
+    elif url is not None:
+        raise ConfigError("url is for a DataLoader, whose folder nodes may see under another name; give it as data")
+    elif transforms is None:
+        raise ConfigError("transforms are missing: give a Compose, weights.transforms(), or a list of hw.transforms")
     pinned = plan is not None and plan != "auto"
     if pinned and (cut is not None or codec != "raw" or precision != FULL):
         raise ConfigError("a plan fixes cut, codec and precision; give either a plan, or these")
@@ -284,12 +303,12 @@ def near(
     pipeline, rest = _read_transforms(transforms)
     if views and not pipeline.is_random:
         warnings.warn(f"views={views} has nothing to do: the transforms near the data are not random", stacklevel=2)
-    url = full_url(os.fspath(data))
+    where = full_url(os.fspath(data))
     progress = Progress()
     with ExitStack() as stack:
         clients: list[NodeClient] = []
         if nodes is None:
-            node = EmbeddedNode(root_of(url), node_threads, cache_bytes, is_far=not url.startswith("file://"))
+            node = EmbeddedNode(root_of(where), node_threads, cache_bytes, is_far=not where.startswith("file://"))
             stack.callback(node.close)
             clients = [NodeClient(node.address, node.access, PLACE)]
         elif nodes != "inline":
@@ -302,9 +321,12 @@ def near(
             stack.callback(client.close)
             memories.append(int(client.hello().get("memory_bytes", 0)))
 
-        with progress.step(f"listing {redact(url)}") as tick:
-            listing = Listing(url, layout, path_column, label_column)
+        with progress.step(f"listing {redact(where)}") as tick:
+            listing = Listing(where, layout, path_column, label_column)
             samples, holdings = _list(clients, listing, tick)
+            if taken is not None:
+                samples = taken.label(samples)
+                holdings = None if holdings is None else replace(holdings, samples=samples)
         check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
             keep_frozen(model)
@@ -318,7 +340,7 @@ def near(
                           rebalances=plan == "auto" and cut is None and (world == 1 or _is_group(world)))  # fmt: skip
         if nodes is not None and holdings is None and share:
             beside = trainers_here(world)
-            setting.start_own = partial(OwnNode, root_of(url), max(1, round(usable_cores() / beside)),
+            setting.start_own = partial(OwnNode, root_of(where), max(1, round(usable_cores() / beside)),
                                         memory_bytes() // beside if beside > 1 else None)  # fmt: skip
         ranking, measured, codecs = None, None, tuple(dict.fromkeys(("raw", codec)))
         precisions: tuple[str, ...] = (FULL,)
@@ -381,6 +403,13 @@ def near(
         )
         return Job(joined, loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
                    measured, watch, deviations, setting.trace, Meter(clients, source.own_nodes, power))  # fmt: skip
+
+
+def _check_beside(**given: Any) -> None:
+    """A DataLoader says these things itself."""
+    plain = {"transforms": None, "batch_size": 32, "shuffle": True, "drop_last": False, "layout": "auto"}
+    if both := [name for name, value in given.items() if value is not plain[name] and value != plain[name]]:
+        raise ConfigError(f"{', '.join(both)} is given beside a DataLoader, which has its own; set it there")
 
 
 def _start_and_close(start: Callable[[], OwnNode], stack: ExitStack) -> OwnNode:
