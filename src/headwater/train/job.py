@@ -38,6 +38,7 @@ from headwater.data.samples import Samples
 from headwater.data.secrets import redact
 from headwater.data.shards.manifest import check_transforms
 from headwater.data.store import full_url
+from headwater.data.textfile import is_text
 from headwater.data.torchvision import as_transforms, from_torchvision
 from headwater.data.transforms import Transforms
 from headwater.data.transforms.op import Op
@@ -115,18 +116,20 @@ class Job:
     def describe(self) -> str:
         """In one line: what moves, where the model is cut, and what a picture weighs on its way."""
         plan, stored = self.plan, float(self.samples.sizes.mean())
+        what = "texts" if is_text(str(self.samples.keys[0])) else "pictures"
         if not plan.uses_storage and not plan.has_prefix:
-            return f"nothing moves; pictures are read as stored ({stored:,.0f} bytes each)"
+            return f"nothing moves; {what} are read as stored ({stored:,.0f} bytes each)"
         row = self._source.row_bytes
-        share = f"; {share_words(plan)} of the pictures are read and done here" if plan.host_share else ""
+        share = f"; {share_words(plan)} of the {what} are read and done here" if plan.host_share else ""
         share += f", from both ends of an epoch ({plan.prongs})" if plan.prongs != ORDERED else ""
         if not plan.uses_storage:
-            return (f"pictures are read as stored ({stored:,.0f} bytes each); an engine beside the trainer runs the "
+            return (f"{what} are read as stored ({stored:,.0f} bytes each); an engine beside the trainer runs the "
                     f"model up to {plan.cut_name}")  # fmt: skip
         if not plan.has_prefix:
             way = f", as the model's input in {plan.codec}: {CODECS[plan.codec].error}" if plan.sends_input else ""
             way += ", handed over as files" if plan.hand_over == FILE else ""
-            return f"pictures are decoded near the data ({row:,} bytes each; {stored:,.0f} as stored){way}{share}"
+            done = "tokenized" if what == "texts" else "decoded"
+            return f"{what} are {done} near the data ({row:,} bytes each; {stored:,.0f} as stored){way}{share}"
         text = (f"the model is cut at {plan.cut_name}; rows travel as {plan.codec} ({row:,} bytes each; {stored:,.0f} "
                 f"as stored){share}")  # fmt: skip
         if plan.precision != FULL:
@@ -186,6 +189,7 @@ def near(
     layout: str = "auto",
     path_column: str | int | None = None,
     label_column: str | int | None = None,
+    text_column: str | int | None = None,
     url: str | None = None,
     rank: int | None = None,
     world: int | None = None,
@@ -209,6 +213,8 @@ def near(
                    or a set that `headwater pack` made. Or a DataLoader over an ImageFolder of torchvision or an
                    ImageDataset of timm: then root, transforms, labels, batch size, shuffle, drop_last and the
                    generator's seed are its own (docs/trainers.md)
+    text_column    which column of Parquet, CSV or JSON lines has the text, where the transforms are
+                   [Tokenize.of(tokenizer, length)] (docs/text.md)
     url            where nodes read the folder of such a DataLoader, if not under the path that it has here
     transforms     a torchvision or timm Compose, `weights.transforms()`, or a list of Headwater transforms
     nodes          addresses such as ["grpc://store-1:8815"]; None starts a node beside this process;
@@ -304,6 +310,15 @@ def near(
     if views and not pipeline.is_random:
         warnings.warn(f"views={views} has nothing to do: the transforms near the data are not random", stacklevel=2)
     where = full_url(os.fspath(data))
+    if pipeline.text is not None:
+        if layout not in ("auto", "text"):
+            raise ConfigError(f"layout is {layout!r}, and Tokenize is for texts: leave it out")
+        if precision == "int8":
+            raise ConfigError("precision is int8, which is calibrated on pictures only; leave it out for texts")
+        layout = "text"
+    elif layout == "text" or text_column is not None:
+        raise ConfigError("layout='text' and text_column are for texts, and the transforms are for pictures: give "
+                          "transforms=[Tokenize.of(tokenizer, length)]")  # fmt: skip
     progress = Progress()
     with ExitStack() as stack:
         clients: list[NodeClient] = []
@@ -322,7 +337,7 @@ def near(
             memories.append(int(client.hello().get("memory_bytes", 0)))
 
         with progress.step(f"listing {redact(where)}") as tick:
-            listing = Listing(where, layout, path_column, label_column)
+            listing = Listing(where, layout, path_column, label_column, text_column)
             samples, holdings = _list(clients, listing, tick)
             if taken is not None:
                 samples = taken.label(samples)
@@ -450,7 +465,8 @@ def _list(
     """The samples; and which node holds which, where they lie in folders that are not the same everywhere."""
     if not clients:
         return list_samples(listing.url, listing.layout, path_column=listing.path_column,
-                            label_column=listing.label_column, on_page=tick), None  # fmt: skip
+                            label_column=listing.label_column, text_column=listing.text_column,
+                            on_page=tick), None  # fmt: skip
     if len(clients) == 1 or not listing.url.startswith("file://"):
         return clients[0].list_samples(listing, tick), None  # a store is the same for all
     with ThreadPoolExecutor(len(clients)) as pool:
@@ -482,16 +498,30 @@ def _read_transforms(transforms: Any) -> tuple[Transforms, list[Any]]:
     steps = transforms if isinstance(transforms, list | tuple) else [transforms]
     ours = isinstance(transforms, Transforms) or all(isinstance(step, Op | dict) for step in steps)
     pipeline, rest = (as_transforms(transforms), []) if ours else from_torchvision(transforms)
-    if not rest and not pipeline.is_float:
+    if not rest and not pipeline.is_whole:
         raise TransformError("the transforms end in pixels; add ToFloat(), and Normalize(…) if the model needs it")
     pipeline.pixel_spec  # noqa: B018  pictures of different sizes are found now, not in the middle of an epoch
     return pipeline, rest
 
 
 def _example(model: nn.Module, pipeline: Transforms) -> tuple[torch.Tensor, ...]:
+    if pipeline.text is not None:
+        return _tokens(model, pipeline)
     height, width, channels = pipeline.pixel_spec.shape
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     return (torch.zeros(2, channels, height, width, device=device),)
+
+
+def _tokens(model: nn.Module, pipeline: Transforms) -> tuple[torch.Tensor, ...]:
+    """Two texts that differ, the second one shorter than the inputs."""
+    assert pipeline.text is not None
+    values = torch.ones(2, *pipeline.text.spec.shape, dtype=torch.int64)
+    inputs = pipeline.inputs_of(values)
+    inputs[0].copy_((torch.arange(inputs[0].numel()) % pipeline.text.num_ids).reshape(inputs[0].shape))
+    for mask in inputs[1:]:
+        mask[1, mask.shape[1] // 2 + 1 :] = 0
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    return tuple(each.contiguous().to(device) for each in inputs)
 
 
 def _plan(
