@@ -45,6 +45,17 @@ def test_a_fast_tokenizer_of_transformers_is_taken_as_it_is(tokenizer):
     assert chain.apply(b"the film", "x")[0].tolist() == [*fast("the film").input_ids, 0, 0, 0, 0]
 
 
+def test_texts_are_filled_up_with_what_the_file_says_or_its_pad_token(tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(wordpiece(["x"], padding={"pad_id": 5, "strategy": "BatchLongest"}))
+    assert Tokenize.of(tmp_path, 8).pad_id == 5
+    (tmp_path / "tokenizer.json").write_bytes(wordpiece(["x"]))
+    assert Tokenize.of(tmp_path, 8).pad_id == 0
+    nameless = {"type": "WordLevel", "vocab": {"x": 0, "?": 1}, "unk_token": "?"}
+    (tmp_path / "tokenizer.json").write_bytes(wordpiece(model=nameless, added_tokens=[], post_processor=None))
+    with pytest.raises(ConfigError, match=r"no \[PAD\] or <pad>; .*pad_id="):
+        Tokenize.of(tmp_path, 8)
+
+
 def regex(part, kind):
     return wordpiece(**{part: {"type": kind, "pattern": {"Regex": "(a+)+$"}, "content": "", "behavior": "Isolated",
                                "invert": False}})  # fmt: skip

@@ -24,6 +24,7 @@ from headwater.errors import ConfigError, RefusedError
 
 MAX_BYTES = 16 << 20  # of a file; MiniLM's has 0.5 MB, XLM-R's 17
 MAX_WORD = 1000  # characters that a WordPiece looks for in one word: its work grows with their square
+MAX_LENGTH = 16_384  # tokens of a text
 FILES_KEPT = 32
 UNKNOWN_TOKENIZER = "unknown tokenizer"  # in the text of a RefusedError: upload it, then ask again
 
@@ -156,6 +157,16 @@ def load(digest: str, length: int) -> Any:
 def check_here(digest: str, length: int) -> None:
     """RefusedError if this tokenizer is not here, or can't be used; it is loaded, which takes a moment."""
     load(digest, length)
+
+
+def pad_id_of(digest: str, source: Any) -> int | None:
+    """What texts are filled up with: by the object that the tokenizer came from, by its file, or by its name."""
+    said = json.loads(path_of(digest).read_bytes()).get("padding")
+    of_file = said.get("pad_id") if isinstance(said, dict) else None
+    found = load(digest, MAX_LENGTH)
+    named = (found.token_to_id(name) for name in ("[PAD]", "<pad>", "<|padding|>"))
+    candidates = (getattr(source, "pad_token_id", None), of_file, *named)
+    return next((each for each in candidates if type(each) is int), None)
 
 
 def version() -> str:

@@ -9,10 +9,9 @@ import numpy as np
 
 from headwater.core.spec import TensorSpec
 from headwater.data import tokenizerfile
+from headwater.data.tokenizerfile import MAX_LENGTH
 from headwater.data.transforms.op import TextOp, is_int
 from headwater.errors import ConfigError
-
-MAX_LENGTH = 16_384
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,7 @@ class Tokenize(TextOp):
         data = tokenizerfile.text_of(tokenizer)
         digest = tokenizerfile.keep(data)
         if pad_id is None:
-            found = tokenizerfile.load(digest, MAX_LENGTH)
-            pads = (found.token_to_id(name) for name in ("[PAD]", "<pad>", "<|padding|>"))
-            pad_id = next((each for each in pads if each is not None), None)
+            pad_id = tokenizerfile.pad_id_of(digest, tokenizer)
         if pad_id is None:
             raise ConfigError("the tokenizer has no [PAD] or <pad>; say what texts are filled up with: pad_id=…")
         return cls(digest, length, pad_id, mask)
