@@ -68,7 +68,7 @@ def near_losses(model, path, tokenizer, **options):
 
 WAYS = {
     "an embedded node, which also has the encoder": {},
-    "an embedded node, cut in the middle of the encoder": {"cut": "encoder.embeddings"},
+    "an embedded node, cut in the middle of the encoder": {"cut": "encoder.embed"},
     "tokens from a node, the model here": {"cut": "input"},
     "one process, one text after the other": {"nodes": "inline"},
     "nothing moved": {"plan": Plan()},

@@ -74,6 +74,6 @@ def test_rows_need_the_tokenizer_and_come_once_it_is_there(node, jsonl):
 
 
 def test_texts_outside_of_the_nodes_roots_are_not_read(node, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "secret", "label": 1}')
+    (tmp_path / "a.jsonl").write_text('{"text": "secret", "label": 1}\n' * 2)
     with pytest.raises(flight.FlightError, match=r"refused|below|serves"):
         ask(node, DIGEST, tmp_path / "a.jsonl")
