@@ -1,4 +1,4 @@
-"""Made-up reviews, a tokenizer of their words, and a small encoder of random weights; jobs measure for a moment only."""
+"""Made-up reviews, a tokenizer of their words, and a small encoder of random weights; jobs measure for a moment."""
 
 from __future__ import annotations
 
