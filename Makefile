@@ -56,4 +56,4 @@ $(VENV)/peers: $(VENV)/test pyproject.toml
 peers: $(VENV)/peers
 
 clean:
-	rm -rf $(VENV) build dist demo-out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist demo-out examples-out .mypy_cache .pytest_cache .ruff_cache .hypothesis

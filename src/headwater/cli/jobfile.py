@@ -37,6 +37,7 @@ class DataPart:
     layout: str = "auto"
     path_column: str | int | None = None
     label_column: str | int | None = None
+    text_column: str | int | None = None
     on_bad_sample: str = "raise"
     views: int = 0
 

@@ -19,6 +19,7 @@ def near_options(file: JobFile) -> dict[str, Any]:
         "layout": file.data.layout,
         "path_column": file.data.path_column,
         "label_column": file.data.label_column,
+        "text_column": file.data.text_column,
         "on_bad_sample": file.data.on_bad_sample,
         "nodes": file.nodes.addresses or None,
         "patience_s": file.nodes.patience_s,

@@ -6,7 +6,6 @@ the code is. May not import torch, `node` or `train`.
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
@@ -21,6 +20,7 @@ import numpy as np
 from headwater.core.draw import Draw
 from headwater.core.reads import Reads
 from headwater.core.ring import Decision, Decode, Infer, Read, Ring, Send
+from headwater.core.spec import TensorSpec
 from headwater.data.pool import Pool
 from headwater.data.shards.reading import is_mapped, read_sample
 from headwater.data.store import Store
@@ -146,9 +146,11 @@ class Extractor:
         finally:
             passage.stop()
 
-    def floats(self, num_rows: int, row_shape: tuple[int, ...]) -> np.ndarray:
+    def room(self, num_rows: int, spec: TensorSpec) -> np.ndarray:
         """Room for so many rows, until this thread asks again."""
-        size = num_rows * math.prod(row_shape)
+        if spec.dtype != "float32":
+            return np.empty((num_rows, *spec.shape), spec.dtype)
+        row_shape, size = spec.shape, num_rows * spec.num_items
         kept: np.ndarray | None = getattr(self._floats, "kept", None)
         if kept is None or len(kept) < size:
             kept = np.empty(size, np.float32)
@@ -412,12 +414,12 @@ class _Passage:
     def _run_piece(self, group: int) -> None:
         """The next rows of a group: the floats of a piece are made right before they are used. Each piece is a task, so
         that others come in between whose turn it is."""
-        run, pieces, shape = self._run, self._pieces[group], self._transforms.output_spec.shape
+        run, pieces, spec = self._run, self._pieces[group], self._transforms.output_spec
         assert run is not None
         piece = pieces.pixels[: self._at_once]
         del pieces.pixels[: self._at_once]
         start = time.perf_counter()
-        rows = self._extractor.floats(len(piece), shape)
+        rows = self._extractor.room(len(piece), spec)
         for each, row in zip(piece, rows, strict=True):
             self._transforms.finish(each, row)
         made = time.perf_counter()

@@ -18,6 +18,16 @@ _SPARE_BYTES = 64 << 20
 _BATCH_ROWS = 4096
 
 
+def parquet_names(data: Any) -> list[str]:
+    """The columns of the table in these bytes. ValueError says in a line what is wrong with them."""
+    try:
+        return list(parquet.ParquetFile(pa.py_buffer(data)).schema_arrow.names)
+    except UnicodeDecodeError:
+        raise ValueError("the name of a column is not text in UTF-8") from None
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError((str(error).splitlines() or [type(error).__name__])[0][:300]) from None
+
+
 def read_parquet(data: Any) -> pa.Table:
     """The table in these bytes. ValueError says in a line what is wrong with them."""
     size = memoryview(data).nbytes

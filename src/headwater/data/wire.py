@@ -74,6 +74,7 @@ class Listing:
     layout: str = "auto"
     path_column: str | int | None = None
     label_column: str | int | None = None
+    text_column: str | int | None = None
 
     def dumps(self) -> bytes:
         return json.dumps({"kind": "listing", "protocol": PROTOCOL, **vars(self)}).encode()
@@ -99,7 +100,7 @@ class Extraction:
     @property
     def sends_input(self) -> bool:
         """Are rows what the model takes, its floats made near the data, instead of the pixels they are made of?"""
-        return self.prefix is None and self.boundary[0].dtype != "uint8"
+        return self.prefix is None and self.boundary[0].dtype == "float32"
 
     def to_json(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if name not in ("transforms", "boundary")}
@@ -239,7 +240,7 @@ def loads(ticket: bytes) -> Listing | Chunk | Probe | Calibrate | Blob:
     if data["kind"] == "listing":
         _require(data, url=str, layout=str)
         check_url(data["url"])
-        columns = [data.get("path_column"), data.get("label_column")]
+        columns = [data.get(name) for name in ("path_column", "label_column", "text_column")]
         for column in columns:
             if column is not None and type(column) not in (int, str):
                 raise ConfigError(f"a column is named by text or number, not {shown(column)}")

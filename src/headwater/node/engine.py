@@ -1,6 +1,7 @@
 """Runs a prefix: checks the file, takes the wanted part of it, and hands groups to a session in pieces.
 
-Owns what is asked of a prefix whatever engine runs it: self-contained ONNX, one input, the boundary that was promised.
+Owns what is asked of a prefix whatever engine runs it: self-contained ONNX, the inputs that it gets, the boundary
+that was promised.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ class Engine:
     def run(self, rows: np.ndarray, boundary: Boundary) -> Sequence[np.ndarray]:
         """The boundary's tensors for these rows."""
         inputs, outputs = len(self._session.inputs), len(self._session.outputs)
-        if inputs != 1 or outputs != len(boundary):
+        if (inputs != 1 and rows.shape[1:2] != (inputs,)) or outputs != len(boundary):
+            found = 1 if rows.ndim < 3 or rows.dtype != np.int64 else rows.shape[1]
             raise RefusedError(
-                f"the prefix takes {inputs} inputs and gives {outputs} tensors; the request has 1 input and wants "
+                f"the prefix takes {inputs} inputs and gives {outputs} tensors; the request has {found} and wants "
                 f"{len(boundary)}"
             )
         try:
@@ -87,6 +89,11 @@ class Engine:
         """Of its input, as the model says: a size that it leaves open is no number. Only of ONNX Runtime's sessions."""
         assert isinstance(self._session, OnnxRuntime)
         return tuple(self._session.row_shape)
+
+    def rows_of(self, num_rows: int) -> np.ndarray:
+        """Rows that it takes, made up. Only of ONNX Runtime's sessions."""
+        assert isinstance(self._session, OnnxRuntime)
+        return self._session.rows_of(num_rows)
 
     def try_run(self, rows: np.ndarray) -> None:
         """Run it on these, whatever comes out; raises whatever the engine raises."""

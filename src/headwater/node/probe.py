@@ -23,7 +23,7 @@ from headwater.core import codecs
 from headwater.core.draw import Draw
 from headwater.core.spec import TensorSpec
 from headwater.core.tuning import Candidate
-from headwater.data import wire
+from headwater.data import tokenizerfile, wire
 from headwater.data.extract import NEAR_READERS, Extractor
 from headwater.data.memory import peak_bytes, reset_peak, resident_bytes
 from headwater.data.samples import SampleRef
@@ -220,6 +220,7 @@ def _per_row(work: Callable[[], Any], num_rows: int, at_least_s: float = 0.05, w
 def main() -> None:
     asked = json.loads(read_request())
     request, how = wire.loads(asked["request"].encode()), asked["how"]
+    tokenizerfile.look_in(Path(asked["tokenizers"]))
     assert isinstance(request, wire.Probe)
     try:
         model = Model(Path(how["path"]).read_bytes(), how["outputs"], Candidate(**how["way"])) if how else None

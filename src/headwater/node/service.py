@@ -7,6 +7,7 @@ that a request stays within the node's roots, and turns errors into statuses.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import queue
@@ -28,7 +29,7 @@ import pyarrow.flight as flight
 from headwater.core import codecs
 from headwater.core.access import Grant
 from headwater.core.turns import Turns
-from headwater.data import tablewire, wire
+from headwater.data import tablewire, tokenizerfile, wire
 from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import NEAR_READERS, NUM_READERS, SIGN_OF_LIFE_S, Extractor
 from headwater.data.handover import Handed, Outbox
@@ -106,6 +107,8 @@ class Node(flight.FlightServerBase):
         self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads, in_pieces=adapt,
                                   is_wary=is_wary)  # fmt: skip
         self._quotas = Quotas(state / "prefixes")
+        self._tokenizers = state / "tokenizers"
+        tokenizerfile.look_in(self._tokenizers)
         self._max_memory_bytes = max_memory_bytes
         self._tenants = Tenants(self._prefixes, self.num_threads, max_memory_bytes, adapt)
         self._children = Children()
@@ -190,6 +193,9 @@ class Node(flight.FlightServerBase):
         with self.calls.watched(Asked("action", tenant_of(context))), _as_status():
             if action.type == "hello":
                 return [json.dumps(self.hello(grant_of(context))).encode()]
+            if action.type == "has-tokenizer":
+                digest = _digest(action.body.to_pybytes().decode(errors="replace"))
+                return [json.dumps((self._tokenizers / f"{digest}.json").exists()).encode()]
             if action.type == "has-prefix":
                 digest = _digest(action.body.to_pybytes().decode(errors="replace"))
                 return [json.dumps(digest in self._prefixes).encode()]
@@ -214,8 +220,12 @@ class Node(flight.FlightServerBase):
                 for _ in _bounded(_items(reader), 2 * wire.MAX_BLOB_BYTES):  # only the way it took matters
                     pass
                 return
-            digest = _digest((descriptor.command or b"").decode(errors="replace"))
             grant = grant_of(context)
+            if (command := descriptor.command or b"").startswith(_TOKENIZER):
+                digest = _digest(command.removeprefix(_TOKENIZER).decode(errors="replace"))
+                self._put_tokenizer(digest, self._quotas.pieces(grant, _pieces(reader), tokenizerfile.MAX_BYTES))
+                return
+            digest = _digest(command.decode(errors="replace"))
             pieces = self._quotas.pieces(grant, self.calls.received(asked, _pieces(reader)), self._prefixes.max_bytes)
 
             def sign() -> None:
@@ -223,6 +233,17 @@ class Node(flight.FlightServerBase):
 
             self._prefixes.put(digest, pieces, partial(self._room_to_look, sign), sign, partial(self._look, sign))
             self._quotas.uploaded(grant, digest)
+
+    def _put_tokenizer(self, digest: str, pieces: Iterator[bytes]) -> None:
+        data = bytearray()
+        for piece in pieces:
+            data += piece
+            if len(data) > tokenizerfile.MAX_BYTES:
+                raise RefusedError(f"the tokenizer has more than {tokenizerfile.MAX_BYTES:,} bytes, the limit of nodes")
+        found = hashlib.sha256(data).hexdigest()
+        if found != digest:
+            raise RefusedError(f"{len(data)} bytes arrived with sha256 {found}, not {digest}; upload it again")
+        tokenizerfile.keep(bytes(data), self._tokenizers)
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         tenant = tenant_of(context)
@@ -242,6 +263,8 @@ class Node(flight.FlightServerBase):
             chunk = request if isinstance(request, wire.Chunk) else request.chunk
             self._check_root(chunk.extraction.url, context)
             self._quotas.uses(grant_of(context), chunk.extraction.prefix)
+            if chunk.extraction.transforms.text is not None:
+                chunk.extraction.transforms.text.check_here()
             if isinstance(request, wire.Probe):
                 return self._stream(asked, context, wire.BLOB_SCHEMA, self._probe(request, context))
             if isinstance(request, wire.Calibrate):
@@ -302,6 +325,8 @@ class Node(flight.FlightServerBase):
 
         with _as_status(), ExitStack() as cleanup:
             run, at_once, maker, turn = None, None, _MAKER, None
+            if want.transforms.text is not None:
+                maker += f", tokenizers {tokenizerfile.version()}"
             grant = grant_of(context)
             weight = grant.quota.weight if grant is not None else 1.0
             room = cleanup.enter_context(self._tenants.open(chunk, weight))
@@ -313,7 +338,7 @@ class Node(flight.FlightServerBase):
                 raise _ended()
             if engine is not None:
                 run, at_once = partial(engine.run, boundary=want.boundary), engine.batch
-                maker = f"{_MAKER}, {engine.name} {engines.version(engine.name)}"
+                maker += f", {engine.name} {engines.version(engine.name)}"
                 if want.precision == "int8":
                     maker += f", {INT8_FORMAT} by {want.calibration}, {'8' if has_vnni() else '7'}-bit weights"
             while (turn := self._take_turn(chunk.job)) is None:
@@ -477,6 +502,7 @@ class Node(flight.FlightServerBase):
                         request.layout,
                         path_column=request.path_column,
                         label_column=request.label_column,
+                        text_column=request.text_column,
                         on_page=on_page,
                     )
                 )
@@ -529,7 +555,8 @@ class Node(flight.FlightServerBase):
                     yield wire.blob_batch(b""), b""
                 path, outputs, way = finding.result()
                 how = {"path": str(path), "outputs": outputs, "way": vars(way)}
-            asked = json.dumps({"request": request.dumps().decode(), "how": how}).encode()
+            asked = json.dumps({"request": request.dumps().decode(), "how": how,
+                                "tokenizers": str(self._tokenizers)}).encode()  # fmt: skip
             gone = threading.Event()  # the context is of this call and must not be asked after it
             measuring = self._start(self._children.run, "headwater.node.probe", asked, PROBE_WITHIN_S, gone.is_set)
             try:
@@ -597,7 +624,9 @@ class _SessionHost:
 
 
 _ACTIONS = [("hello", "who the node is and what it can do"), ("has-prefix", "does it hold the prefix of this digest?"),
+            ("has-tokenizer", "does it hold the tokenizer of this digest?"),
             (tablewire.ACTION, "a message about an embedding table")]  # fmt: skip
+_TOKENIZER = b"tokenizer "  # what the command of its upload begins with
 
 
 def _signs(

@@ -181,4 +181,4 @@ class Tenants:
 
     def _float_bytes(self, chunk: Chunk) -> int:
         spec = chunk.extraction.transforms.output_spec
-        return math.prod(spec.shape) * ITEM_BYTES["float32"]
+        return math.prod(spec.shape) * max(ITEM_BYTES["float32"], ITEM_BYTES[spec.dtype])

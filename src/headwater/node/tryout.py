@@ -57,8 +57,8 @@ def main() -> None:
         model = Path(asked["path"]).read_bytes()
         _limit(min(MEMORY_SPARE_BYTES, memory_bytes()) + MEMORY_TIMES * len(model))
         engine = Engine(model)
-        if (rows := _rows(engine.row_shape)) is not None:
-            _run(engine, rows)
+        if _is_moderate(engine.row_shape):
+            _run(engine, engine.rows_of(1))
     except HeadwaterError as error:
         answer["error"] = wire.error_to_wire(error).decode()
     except MemoryError:
@@ -85,14 +85,12 @@ def _limit(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (now + num_bytes, now + num_bytes))
 
 
-def _rows(shape: tuple[object, ...]) -> np.ndarray | None:
-    """One row of zeros; None if that is more than an engine should be tried with."""
+def _is_moderate(shape: tuple[object, ...]) -> bool:
+    """Whether a row is no more than an engine should be tried with."""
     sizes = [size for size in shape if isinstance(size, int) and size > 0]
     if not shape or len(sizes) != len(shape):
         raise RefusedError(f"the prefix takes rows of {list(shape)}; only the number of rows may vary")
-    if int(np.prod(sizes, dtype=np.float64)) > _MAX_ROW_ITEMS:
-        return None
-    return np.zeros((1, *sizes), np.float32)
+    return bool(np.prod(sizes, dtype=np.float64) <= _MAX_ROW_ITEMS)
 
 
 if __name__ == "__main__":

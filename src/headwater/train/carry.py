@@ -138,6 +138,9 @@ class Carrier:
         if plan.hand_over == FILE and (blind := _blind(given.clients)):
             raise PlanError([f"hand_over is file, and {', '.join(blind)} leaves no rows in a folder that this machine "
                              "sees; start nodes with --hand-over FOLDER, or have rows come over the wire"])  # fmt: skip
+        if plan.sends_input and given.pipeline.text is not None:
+            raise PlanError([f"codec is {plan.codec} in front of the model, and tokens travel as they are; set codec "
+                             "to raw"])  # fmt: skip
         if plan.sends_input and given.rest:
             raise PlanError([f"codec is {plan.codec} in front of the model, so nodes shall make the model's input; "
                              "some transforms stay on the trainer: set codec to raw"])  # fmt: skip
@@ -269,13 +272,13 @@ def rest_fault(cut: str | int) -> ConfigError:
                        "'input', or leave out the transforms that the warning names")  # fmt: skip
 
 
-def _torch_prefix(captured: Captured, cut: Cut) -> Callable[[np.ndarray], Sequence[np.ndarray]]:
+def _torch_prefix(captured: Captured, cut: Cut) -> Callable[..., Sequence[np.ndarray]]:
     module = prefix_module(captured, cut)
     device = captured.example[0].device
 
-    def run(rows: np.ndarray) -> Sequence[np.ndarray]:
+    def run(*inputs: np.ndarray) -> Sequence[np.ndarray]:
         with torch.inference_mode():
-            return [tensor.cpu().numpy() for tensor in module(torch.from_numpy(rows).to(device))]
+            return [tensor.cpu().numpy() for tensor in module(*(torch.from_numpy(each).to(device) for each in inputs))]
 
     return run
 
@@ -285,6 +288,10 @@ def _finish(plan: Plan, pipeline: Transforms, rest: list[Any]) -> Finish:
     if plan.has_prefix:
         return lambda tensors, ids: Rows(
             tuple(torch.from_numpy(tensor) for tensor in tensors), plan.cut, torch.from_numpy(ids)
+        )
+    if pipeline.text is not None:  # of several inputs rows are made, which stand for all of them
+        return lambda tensors, ids: Rows(
+            pipeline.inputs_of(torch.from_numpy(pipeline.finish(tensors[0]))), 0, torch.from_numpy(ids)
         )
     if plan.sends_input:
         return lambda tensors, ids: torch.from_numpy(tensors[0])

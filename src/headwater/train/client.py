@@ -19,11 +19,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from headwater.core.form import shown
-from headwater.data import wire
+from headwater.data import tokenizerfile, wire
 from headwater.data.answers import check_hello, check_probe
 from headwater.data.handover import Inbox
 from headwater.data.samples import Samples
 from headwater.data.secrets import redact
+from headwater.data.tokenizerfile import UNKNOWN_TOKENIZER
 from headwater.data.wire import Chunk, Listing
 from headwater.errors import ConfigError, DamagedError, HeadwaterError, RefusedError, UnreachableError, VersionError
 from headwater.train.access import TLS, Access
@@ -104,14 +105,17 @@ class NodeClient:
 
     def upload(self, digest: str, path: Path) -> None:
         """Send a prefix, piece by piece."""
+        self._send(digest.encode(), path, "prefix")
+
+    def _send(self, command: bytes, path: Path, what: str) -> None:
         schema = pa.schema([("piece", pa.binary())])
         try:
             file = path.open("rb")
         except OSError as error:
-            raise ConfigError(f"the prefix in {path} can't be read ({error.strerror}), and {self.name} needs it; start "
+            raise ConfigError(f"the {what} in {path} can't be read ({error.strerror}), and {self.name} needs it; start "
                               "the job again, which writes it anew") from None  # fmt: skip
         with file, self._plain_errors():
-            writer, _ = self._client.do_put(flight.FlightDescriptor.for_command(digest.encode()), schema)
+            writer, _ = self._client.do_put(flight.FlightDescriptor.for_command(command), schema)
             try:
                 while piece := file.read(_PIECE_BYTES):
                     writer.write_batch(pa.record_batch([pa.array([piece], pa.binary())], schema=schema))
@@ -145,6 +149,14 @@ class NodeClient:
 
     def probe(self, chunk: Chunk) -> dict[str, Any]:
         """What the work on this chunk costs on the node; takes a few seconds."""
+        try:
+            return self._probe(chunk)
+        except RefusedError as error:
+            if not self._mend(chunk, str(error)):
+                raise
+            return self._probe(chunk)
+
+    def _probe(self, chunk: Chunk) -> dict[str, Any]:
         said = b""
         with self._plain_errors(), self._reading(wire.Probe(chunk).dumps()) as reader:
             for item in reader:
@@ -207,6 +219,11 @@ class NodeClient:
         All chunks that are under way there are refused together; one of them sends it.
         """
         digest, calibration = chunk.extraction.prefix, chunk.extraction.calibration
+        if UNKNOWN_TOKENIZER in said and (text := chunk.extraction.transforms.text) is not None:
+            with self._mending:
+                if not self._act("has-tokenizer", text.needs.encode()):
+                    self._send(b"tokenizer " + text.needs.encode(), tokenizerfile.path_of(text.needs), "tokenizer")
+            return True
         if digest in self._files and wire.UNKNOWN_PREFIX in said:
             with self._mending:
                 if not self._act("has-prefix", digest.encode()):

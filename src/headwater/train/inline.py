@@ -19,7 +19,7 @@ from headwater.data.wire import Bad, Chunk
 from headwater.errors import BadSampleError
 from headwater.train.reply import Gathering, Reply
 
-Prefix = Callable[[np.ndarray], Sequence[np.ndarray]]
+Prefix = Callable[..., Sequence[np.ndarray]]
 
 
 class InlineWorker:
@@ -48,7 +48,7 @@ class InlineWorker:
                 whole = pixels[None]
                 tensors: Sequence[np.ndarray] = [want.transforms.finish(whole) if want.sends_input else whole]
             else:
-                tensors = self._prefix(want.transforms.finish(pixels[None]))
+                tensors = self._prefix(*want.transforms.inputs_of(want.transforms.finish(pixels[None])))
             columns = codecs.encode(want.codec, tensors, want.boundary)
             gathering.add(np.array([ref.id]), codecs.decode(want.codec, columns, want.boundary))
         return gathering.reply()

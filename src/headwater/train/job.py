@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from headwater.core.amount import num_bytes
 from headwater.core.codecs import CODECS
@@ -37,6 +38,7 @@ from headwater.data.samples import Samples
 from headwater.data.secrets import redact
 from headwater.data.shards.manifest import check_transforms
 from headwater.data.store import full_url
+from headwater.data.textfile import is_text
 from headwater.data.torchvision import as_transforms, from_torchvision
 from headwater.data.transforms import Transforms
 from headwater.data.transforms.op import Op
@@ -51,6 +53,7 @@ from headwater.train.access import Access
 from headwater.train.carry import Counts, Setting, rest_fault
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
+from headwater.train.intake import take
 from headwater.train.loader import Loader
 from headwater.train.measure import Measured, measure, trainers_here
 from headwater.train.own import PLACE, OwnNode
@@ -113,18 +116,20 @@ class Job:
     def describe(self) -> str:
         """In one line: what moves, where the model is cut, and what a picture weighs on its way."""
         plan, stored = self.plan, float(self.samples.sizes.mean())
+        what = "texts" if is_text(str(self.samples.keys[0])) else "pictures"
         if not plan.uses_storage and not plan.has_prefix:
-            return f"nothing moves; pictures are read as stored ({stored:,.0f} bytes each)"
+            return f"nothing moves; {what} are read as stored ({stored:,.0f} bytes each)"
         row = self._source.row_bytes
-        share = f"; {share_words(plan)} of the pictures are read and done here" if plan.host_share else ""
+        share = f"; {share_words(plan)} of the {what} are read and done here" if plan.host_share else ""
         share += f", from both ends of an epoch ({plan.prongs})" if plan.prongs != ORDERED else ""
         if not plan.uses_storage:
-            return (f"pictures are read as stored ({stored:,.0f} bytes each); an engine beside the trainer runs the "
+            return (f"{what} are read as stored ({stored:,.0f} bytes each); an engine beside the trainer runs the "
                     f"model up to {plan.cut_name}")  # fmt: skip
         if not plan.has_prefix:
             way = f", as the model's input in {plan.codec}: {CODECS[plan.codec].error}" if plan.sends_input else ""
             way += ", handed over as files" if plan.hand_over == FILE else ""
-            return f"pictures are decoded near the data ({row:,} bytes each; {stored:,.0f} as stored){way}{share}"
+            done = "tokenized" if what == "texts" else "decoded"
+            return f"{what} are {done} near the data ({row:,} bytes each; {stored:,.0f} as stored){way}{share}"
         text = (f"the model is cut at {plan.cut_name}; rows travel as {plan.codec} ({row:,} bytes each; {stored:,.0f} "
                 f"as stored){share}")  # fmt: skip
         if plan.precision != FULL:
@@ -165,9 +170,9 @@ class Job:
 
 def near(
     model: nn.Module,
-    data: str | os.PathLike[str],
+    data: str | os.PathLike[str] | DataLoader[Any],
     *,
-    transforms: Any,
+    transforms: Any = None,
     nodes: Sequence[str] | str | None = None,
     batch_size: int = 32,
     seed: int = 0,
@@ -184,6 +189,8 @@ def near(
     layout: str = "auto",
     path_column: str | int | None = None,
     label_column: str | int | None = None,
+    text_column: str | int | None = None,
+    url: str | None = None,
     rank: int | None = None,
     world: int | None = None,
     node_threads: int | None = None,
@@ -203,7 +210,12 @@ def near(
 
     model          any module that torch.export can capture; freeze its first part (`hw.freeze` or requires_grad)
     data           file://, s3://, gs:// or az:// URL (or a path) of class folders, a CSV/Parquet manifest, tars,
-                   or a set that `headwater pack` made
+                   or a set that `headwater pack` made. Or a DataLoader over an ImageFolder of torchvision or an
+                   ImageDataset of timm: then root, transforms, labels, batch size, shuffle, drop_last and the
+                   generator's seed are its own (docs/trainers.md)
+    text_column    which column of Parquet, CSV or JSON lines has the text, where the transforms are
+                   [Tokenize.of(tokenizer, length)] (docs/text.md)
+    url            where nodes read the folder of such a DataLoader, if not under the path that it has here
     transforms     a torchvision or timm Compose, `weights.transforms()`, or a list of Headwater transforms
     nodes          addresses such as ["grpc://store-1:8815"]; None starts a node beside this process;
                    "inline" does everything slowly in this process, as a yardstick. Several nodes share a store, or
@@ -245,6 +257,19 @@ def near(
     tls_cert, tls_key   for nodes that want a certificate from you: files with it and its key; HEADWATER_TLS_CERT and
                    HEADWATER_TLS_KEY by default
     """
+    taken = None
+    if not isinstance(data, str | os.PathLike):
+        _check_beside(transforms=transforms, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, layout=layout)
+        taken = take(data)
+        if taken.seed is not None and seed:
+            raise ConfigError(f"seed is {seed} and the DataLoader has a generator of its own; leave one of them out")
+        data, transforms = url or taken.root, taken.transforms
+        batch_size, shuffle, drop_last = taken.batch_size, taken.shuffle, taken.drop_last
+        seed = seed if taken.seed is None else taken.seed
+    elif url is not None:
+        raise ConfigError("url is for a DataLoader, whose folder nodes may see under another name; give it as data")
+    elif transforms is None:
+        raise ConfigError("transforms are missing: give a Compose, weights.transforms(), or a list of hw.transforms")
     pinned = plan is not None and plan != "auto"
     if pinned and (cut is not None or codec != "raw" or precision != FULL):
         raise ConfigError("a plan fixes cut, codec and precision; give either a plan, or these")
@@ -284,12 +309,21 @@ def near(
     pipeline, rest = read_transforms(transforms)
     if views and not pipeline.is_random:
         warnings.warn(f"views={views} has nothing to do: the transforms near the data are not random", stacklevel=2)
-    url = full_url(os.fspath(data))
+    where = full_url(os.fspath(data))
+    if pipeline.text is not None:
+        if layout not in ("auto", "text"):
+            raise ConfigError(f"layout is {layout!r}, and Tokenize is for texts: leave it out")
+        if precision == "int8":
+            raise ConfigError("precision is int8, which is calibrated on pictures only; leave it out for texts")
+        layout = "text"
+    elif layout == "text" or text_column is not None:
+        raise ConfigError("layout='text' and text_column are for texts, and the transforms are for pictures: give "
+                          "transforms=[Tokenize.of(tokenizer, length)]")  # fmt: skip
     progress = Progress()
     with ExitStack() as stack:
         clients: list[NodeClient] = []
         if nodes is None:
-            node = EmbeddedNode(root_of(url), node_threads, cache_bytes, is_far=not url.startswith("file://"))
+            node = EmbeddedNode(root_of(where), node_threads, cache_bytes, is_far=not where.startswith("file://"))
             stack.callback(node.close)
             clients = [NodeClient(node.address, node.access, PLACE)]
         elif nodes != "inline":
@@ -302,9 +336,12 @@ def near(
             stack.callback(client.close)
             memories.append(int(client.hello().get("memory_bytes", 0)))
 
-        with progress.step(f"listing {redact(url)}") as tick:
-            listing = Listing(url, layout, path_column, label_column)
+        with progress.step(f"listing {redact(where)}") as tick:
+            listing = Listing(where, layout, path_column, label_column, text_column)
             samples, holdings = list_on(clients, listing, tick)
+            if taken is not None:
+                samples = taken.label(samples)
+                holdings = None if holdings is None else replace(holdings, samples=samples)
         check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
             keep_frozen(model)
@@ -318,7 +355,7 @@ def near(
                           rebalances=plan == "auto" and cut is None and (world == 1 or _is_group(world)))  # fmt: skip
         if nodes is not None and holdings is None and share:
             beside = trainers_here(world)
-            setting.start_own = partial(OwnNode, root_of(url), max(1, round(usable_cores() / beside)),
+            setting.start_own = partial(OwnNode, root_of(where), max(1, round(usable_cores() / beside)),
                                         memory_bytes() // beside if beside > 1 else None)  # fmt: skip
         ranking, measured, codecs = None, None, tuple(dict.fromkeys(("raw", codec)))
         precisions: tuple[str, ...] = (FULL,)
@@ -383,6 +420,13 @@ def near(
                    measured, watch, deviations, setting.trace, Meter(clients, source.own_nodes, power))  # fmt: skip
 
 
+def _check_beside(**given: Any) -> None:
+    """A DataLoader says these things itself."""
+    plain = {"transforms": None, "batch_size": 32, "shuffle": True, "drop_last": False, "layout": "auto"}
+    if both := [name for name, value in given.items() if value is not plain[name] and value != plain[name]]:
+        raise ConfigError(f"{', '.join(both)} is given beside a DataLoader, which has its own; set it there")
+
+
 def _start_and_close(start: Callable[[], OwnNode], stack: ExitStack) -> OwnNode:
     """Start it, and end it with whatever the stack ends."""
     own = start()
@@ -421,7 +465,8 @@ def list_on(
     """The samples; and which node holds which, where they lie in folders that are not the same everywhere."""
     if not clients:
         return list_samples(listing.url, listing.layout, path_column=listing.path_column,
-                            label_column=listing.label_column, on_page=tick), None  # fmt: skip
+                            label_column=listing.label_column, text_column=listing.text_column,
+                            on_page=tick), None  # fmt: skip
     if len(clients) == 1 or not listing.url.startswith("file://"):
         return clients[0].list_samples(listing, tick), None  # a store is the same for all
     with ThreadPoolExecutor(len(clients)) as pool:
@@ -453,16 +498,30 @@ def read_transforms(transforms: Any) -> tuple[Transforms, list[Any]]:
     steps = transforms if isinstance(transforms, list | tuple) else [transforms]
     ours = isinstance(transforms, Transforms) or all(isinstance(step, Op | dict) for step in steps)
     pipeline, rest = (as_transforms(transforms), []) if ours else from_torchvision(transforms)
-    if not rest and not pipeline.is_float:
+    if not rest and not pipeline.is_whole:
         raise TransformError("the transforms end in pixels; add ToFloat(), and Normalize(…) if the model needs it")
     pipeline.pixel_spec  # noqa: B018  pictures of different sizes are found now, not in the middle of an epoch
     return pipeline, rest
 
 
 def example_of(model: nn.Module, pipeline: Transforms) -> tuple[torch.Tensor, ...]:
+    if pipeline.text is not None:
+        return _tokens(model, pipeline)
     height, width, channels = pipeline.pixel_spec.shape
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     return (torch.zeros(2, channels, height, width, device=device),)
+
+
+def _tokens(model: nn.Module, pipeline: Transforms) -> tuple[torch.Tensor, ...]:
+    """Two texts that differ, the second one shorter than the inputs."""
+    assert pipeline.text is not None
+    values = torch.ones(2, *pipeline.text.spec.shape, dtype=torch.int64)
+    inputs = pipeline.inputs_of(values)
+    inputs[0].copy_((torch.arange(inputs[0].numel()) % pipeline.text.num_ids).reshape(inputs[0].shape))
+    for mask in inputs[1:]:
+        mask[1, mask.shape[1] // 2 + 1 :] = 0
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    return tuple(each.contiguous().to(device) for each in inputs)
 
 
 def _plan(

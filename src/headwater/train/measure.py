@@ -37,6 +37,7 @@ from headwater.core.profile import (
     spread,
 )
 from headwater.core.rig import Device, Link, Rig
+from headwater.core.spec import ITEM_BYTES
 from headwater.core.tuning import AUTO, ENGINES, rather
 from headwater.data.cores import machine, usable_cores
 from headwater.data.holdings import Holdings
@@ -410,7 +411,7 @@ def _profile(
         sizes=Sizes(
             sample_bytes=float(np.where(samples.lengths < 0, samples.sizes, samples.lengths).mean()),
             pixel_row_bytes=pipeline.pixel_spec.row_bytes,
-            input_row_bytes=pipeline.pixel_spec.row_bytes * 4,
+            input_row_bytes=pipeline.pixel_spec.num_items * ITEM_BYTES["int64" if pipeline.text else "float32"],
             request_row_bytes=rows,
             request_chunk_bytes=max(0.0, len(chunk.dumps()) - rows * len(refs)),
         ),

@@ -45,8 +45,8 @@ def measure_port(clients: Sequence[NodeClient], links: Sequence[Link]) -> Link |
 def local_costs(pipeline: Transforms, fetched: Fetched | None, seed: int) -> dict[str, float]:
     """What reading and decoding costs here; without reading where this machine has no way to the store."""
     found: dict[str, float] = {"finish_s": 0.0}
-    pixels = np.zeros((8, *pipeline.pixel_spec.shape), np.uint8)
-    if pipeline.is_float:
+    pixels = np.zeros((8, *pipeline.pixel_spec.shape), pipeline.pixel_spec.dtype)
+    if pipeline.is_whole:
         found["finish_s"] = cpu_s(lambda: pipeline.finish(pixels)) / len(pixels)
     if fetched is None:
         return found

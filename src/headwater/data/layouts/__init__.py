@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headwater.data.layouts import folders, shards, table, tars
+from headwater.data.layouts import folders, shards, table, tars, texts
 from headwater.data.layouts.listing import Listing, list_one, list_store
 from headwater.data.samples import Samples
 from headwater.data.store import Store, full_url, open_store, redact, split_url
 from headwater.errors import BadSampleError, ConfigError, DataError, EmptyDataError
 
 LAYOUTS = {"folders": folders.LOOKED_FOR, "table": table.LOOKED_FOR, "tars": tars.LOOKED_FOR,
-           "shards": shards.LOOKED_FOR}  # fmt: skip
+           "shards": shards.LOOKED_FOR, "text": texts.LOOKED_FOR}  # fmt: skip
 
 
 def list_samples(
@@ -24,16 +24,27 @@ def list_samples(
     *,
     path_column: str | int | None = None,
     label_column: str | int | None = None,
+    text_column: str | int | None = None,
     on_page: Callable[[int], None] | None = None,
 ) -> Samples:
-    """List the data set at `url`: class folders, a manifest (its own URL), a .tar, a folder of .tar, or a packed set.
+    """List the data set at `url`: class folders, a manifest (its own URL), a .tar, a folder of .tar, a packed set, or
+    texts (a file or a folder of them, with layout="text").
 
-    `layout` is "auto" or one of `LAYOUTS`. The columns are for manifests. `on_page` hears how many objects were seen
-    so far, for progress.
+    `layout` is "auto" or one of `LAYOUTS`. The columns are for manifests and texts. `on_page` hears how many objects
+    were seen so far, for progress.
     """
     if layout != "auto" and layout not in LAYOUTS:
         raise ConfigError(f"layout is {layout!r}; it must be auto, {', '.join(LAYOUTS)}")
     shown, ending = redact(full_url(url)), full_url(url).lower()
+    if text_column is not None and layout != "text":
+        raise ConfigError(f"{shown}: text_column is for texts; give layout='text'")
+    if layout == "text":
+        if path_column is not None:
+            raise ConfigError(f"{shown}: path_column is for manifests; texts have text_column and label_column")
+        if not ending.endswith(texts.SUFFIXES):
+            return texts.read_texts(list_store(open_store(url), on_page), text_column, label_column, on_page)
+        store, name = _open_file(url, texts.LOOKED_FOR)
+        return texts.read_texts(list_one(store, name), text_column, label_column, on_page)
     if layout == "auto" and ending.endswith(table.SUFFIXES):
         layout = "table"
     if layout != "table" and (path_column is not None or label_column is not None):
@@ -87,4 +98,4 @@ def _recognise(listing: Listing) -> str:
 def root_of(url: str) -> str:
     """The folder below which all of a data set lies: its own URL, or the one that a manifest or tar is in."""
     url = full_url(url)
-    return split_url(url)[0] if url.lower().endswith((*table.SUFFIXES, ".tar")) else url
+    return split_url(url)[0] if url.lower().endswith((*table.SUFFIXES, *texts.SUFFIXES, ".tar")) else url

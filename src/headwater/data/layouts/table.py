@@ -25,7 +25,7 @@ CSV_SUFFIXES = (".csv", ".tsv", ".txt")
 SUFFIXES = (*CSV_SUFFIXES, ".parquet")
 LOOKED_FOR = "rows with a path and a label in a manifest (.csv, .tsv, .txt, .parquet)"
 _PATH_NAMES = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "key", "name")
-_LABEL_NAMES = ("label", "class", "target", "category", "label_id", "class_id", "y")
+LABEL_NAMES = ("label", "class", "target", "category", "label_id", "class_id", "y")
 
 Column = str | int | None
 
@@ -64,7 +64,7 @@ def read_table(listing: Listing, name: str, path_column: Column = None, label_co
     if not rows.columns or not len(rows.columns[0]):
         raise EmptyDataError(f"{where}: the manifest has no rows; looked for {LOOKED_FOR}")
     path_at = _find(rows, path_column, "path_column", _PATH_NAMES, _first_pictures(rows))
-    label_at = _find(rows, label_column, "label_column", _LABEL_NAMES, _neighbour(rows, path_at))
+    label_at = _find(rows, label_column, "label_column", LABEL_NAMES, _neighbour(rows, path_at))
     if path_at == label_at:
         raise ConfigError(f"{where}: column {path_at} can't be both path and label; give path_column and label_column")
     keys = pc.replace_substring_regex(_text(rows, path_at), r"^(\./)+", "")

@@ -129,6 +129,9 @@ def pack(
         raise ConfigError(f"shard_bytes {shard_bytes} and num_threads {num_threads} must both be at least 1")
     if on_bad_sample not in ("raise", "skip"):
         raise ConfigError(f'on_bad_sample is {on_bad_sample!r}; it must be "raise" or "skip"')
+    if transforms.text is not None or layout == "text":
+        raise ConfigError("packing is for pictures; a file of texts is read as it is, and rows made of it are kept by "
+                          "nodes (docs/cache.md)")  # fmt: skip
     samples = list_samples(source, layout, path_column=path_column, label_column=label_column,
                            on_page=lambda count: tell("listing the source", count))  # fmt: skip
     if samples.packed is not None:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from headwater.data.samples import SampleRef
 from headwater.data.shards.record import SUFFIX, WAY_OUT, check_record, check_which
 from headwater.data.store import Store
+from headwater.data.textfile import is_text, read_text
 from headwater.errors import BadSampleError
 
 # Of one picture's file, or of one record. The largest record has MAX_PIXELS of `data.decode`, 537 MB; several are read
@@ -53,6 +54,8 @@ def read_sample(store: Store, ref: SampleRef) -> Any:
     the index has there is looked at every time.
     """
     length = None if ref.length < 0 else ref.length
+    if is_text(ref.key):
+        return read_text(store, ref)
     if not ref.key.endswith(SUFFIX):
         return store.read(ref.key, ref.offset, length, ref.etag, MAX_SAMPLE_BYTES)
     etag, crc32 = _split(ref.etag)

@@ -15,6 +15,7 @@ from headwater.data.transforms.randomcrop import RandomCrop as RandomCrop
 from headwater.data.transforms.randomresizedcrop import RandomResizedCrop as RandomResizedCrop
 from headwater.data.transforms.resize import Resize as Resize
 from headwater.data.transforms.tofloat import ToFloat as ToFloat
+from headwater.data.transforms.tokenize import Tokenize as Tokenize
 from headwater.data.transforms.verticalflip import VerticalFlip as VerticalFlip
 
 OPS: dict[str, type[Op]] = {

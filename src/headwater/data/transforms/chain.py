@@ -23,7 +23,7 @@ from headwater.data import transforms as table
 from headwater.data.decode import decoded
 from headwater.data.shards.record import WAY_OUT, is_record, read_record
 from headwater.data.transforms.decodestep import Decode
-from headwater.data.transforms.op import Op, PictureOp, Size, ValueOp
+from headwater.data.transforms.op import Op, PictureOp, Size, TextOp, ValueOp
 from headwater.data.transforms.tofloat import ToFloat
 from headwater.errors import BadSampleError, ConfigError, TransformError
 
@@ -31,23 +31,35 @@ _MAX_OPS = 100  # a chain comes over the wire; nobody writes one this long
 
 
 class Transforms:
-    """Decode, then picture steps, then ToFloat and Normalize. Immutable; equal if their JSON is equal.
+    """Decode, then picture steps, then ToFloat and Normalize; or a step for texts alone. Immutable; equal if their JSON
+    is equal.
 
     A chain without ToFloat ends in uint8 pixels (`is_float` is False): the rest of the work is then the trainer's.
     """
 
     def __init__(self, ops: Iterable[Op]) -> None:
         steps = tuple(ops)
+        self.text: TextOp | None = None
+        if any(isinstance(op, TextOp) for op in steps):
+            if len(steps) > 1 or not isinstance(steps[0], TextOp):
+                raise TransformError(f"{' and '.join(type(op).__name__ for op in steps[:3])}: a step for texts stands "
+                                     "alone; leave the others out")  # fmt: skip
+            self.text = steps[0]
+            self.ops = steps
+            self._pictures: tuple[tuple[int, PictureOp], ...] = ()
+            self._values: tuple[ValueOp, ...] = ()
+            self._starts: dict[int, bytes] = {}
+            return
         if not steps or not isinstance(steps[0], Decode):
             steps = (Decode(), *steps)
-        self.ops: tuple[Op, ...] = steps
+        self.ops = steps
         for place, op in enumerate(steps):
             self._check_place(place, op)
         assert isinstance(steps[0], Decode)
         self._decode = steps[0]
         self._pictures = tuple((step, op) for step, op in enumerate(steps) if isinstance(op, PictureOp))
         self._values = tuple(op for op in steps if isinstance(op, ValueOp))
-        self._starts: dict[int, bytes] = {}
+        self._starts = {}
 
     def _check_place(self, place: int, op: Op) -> None:
         name, before = type(op).__name__, self.ops[:place]
@@ -97,6 +109,8 @@ class Transforms:
 
     def fixed_part(self) -> Transforms:
         """The leading steps that give the same pixels every time: up to the first that is random or makes floats."""
+        if self.text is not None:
+            return self
         ops: list[Op] = [self._decode]
         for op in self.ops[1:]:
             if not isinstance(op, PictureOp) or op.is_random:
@@ -117,8 +131,19 @@ class Transforms:
 
     @property
     def is_float(self) -> bool:
-        """Whether the chain ends in floats; if not, it ends in pixels."""
+        """Whether the chain ends in floats; if not, it ends in pixels, or in tokens."""
         return bool(self._values)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the chain ends in what a model takes."""
+        return self.is_float or self.text is not None
+
+    def inputs_of(self, values: Any) -> tuple[Any, ...]:
+        """The model's inputs, of what `finish` gives for a batch (an array or a tensor)."""
+        if self.text is None or self.text.num_inputs == 1:
+            return (values,)
+        return tuple(values[:, number] for number in range(self.text.num_inputs))
 
     @cached_property
     def fixed_size(self) -> Size | None:
@@ -130,7 +155,9 @@ class Transforms:
 
     @cached_property
     def pixel_spec(self) -> TensorSpec:
-        """What the picture part gives: uint8 height × width × 3."""
+        """What the picture part gives: uint8 height × width × 3; of a text, its tokens."""
+        if self.text is not None:
+            return self.text.spec
         size = self.fixed_size
         if size is None:
             names = ", ".join(type(op).__name__ for _, op in self._pictures) or "no step"
@@ -143,6 +170,8 @@ class Transforms:
     @cached_property
     def output_spec(self) -> TensorSpec:
         """What `apply` gives: float32 3 × height × width, or the pixels of a chain without ToFloat."""
+        if self.text is not None:
+            return TensorSpec("input", self.text.spec.shape, "int64")
         if not self.is_float:
             return self.pixel_spec
         height, width, channels = self.pixel_spec.shape
@@ -156,6 +185,9 @@ class Transforms:
         The bytes are a picture's file, or a record of a shard: then its steps are done, and the others follow.
         `on_decoded` is called before the first transform.
         """
+        if self.text is not None:
+            on_decoded()
+            return self._tokens(data, key)
         if draw is None:
             if self.is_random:
                 raise ConfigError(f"{key}: the transforms are random; give the sample's Draw(seed, epoch, id)")
@@ -183,6 +215,13 @@ class Transforms:
         on_decoded()
         return self._transformed(image, left, key, draw)
 
+    def _tokens(self, data: Any, key: str) -> np.ndarray:
+        assert self.text is not None
+        try:
+            return self.text.apply(bytes(data).decode())
+        except ValueError as error:
+            raise BadSampleError(key, f"{type(self.text).__name__}: {error}") from error
+
     def _transformed(
         self, image: Image.Image, left: Sequence[tuple[int, PictureOp]], key: str, draw: Draw
     ) -> np.ndarray:
@@ -204,6 +243,11 @@ class Transforms:
 
     def finish(self, pixels: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """The value part: uint8 [batch ×] height × width × 3 to float32 [batch ×] 3 × height × width."""
+        if self.text is not None:
+            if out is None:
+                return pixels.astype(np.int64)
+            np.copyto(out, pixels)
+            return out
         if not self.is_float:
             raise TransformError("the transforms end in pixels; add ToFloat(), and Normalize(…) if the model needs it")
         if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or pixels.shape[-1] != 3:
@@ -226,7 +270,7 @@ class Transforms:
     def apply(self, data: Any, key: str, draw: Draw | None = None, out: np.ndarray | None = None) -> np.ndarray:
         """All of it: `pixels`, then `finish` if the chain is a float one."""
         pixels = self.pixels(data, key, draw)
-        if self.is_float:
+        if self.is_whole:
             return self.finish(pixels, out)
         if out is None:
             return pixels

@@ -1,8 +1,8 @@
 """What a transform is: a frozen dataclass whose fields are plain data.
 
-Owns the two kinds, `PictureOp` (picture to picture, before the numbers) and `ValueOp` (0 … 255 to a float, one channel
-at a time), their JSON form, and the checks of fields that several of them share. May import `headwater.errors`,
-`headwater.core.draw` and `headwater.data.decode`.
+Owns the kinds, `PictureOp` (picture to picture, before the numbers), `ValueOp` (0 … 255 to a float, one channel at a
+time) and `TextOp` (text to whole numbers), their JSON form, and the checks of fields that several of them share. May
+import `headwater.errors`, `headwater.core` and `headwater.data.decode`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from PIL import Image, ImageOps
 
 from headwater.core.draw import Draw
 from headwater.core.form import shown
+from headwater.core.spec import TensorSpec
 from headwater.data.decode import MAX_PIXELS
 from headwater.errors import TransformError
 
@@ -72,6 +73,37 @@ class PictureOp(Op):
 
     def apply(self, image: Image.Image, draw: Draw) -> Image.Image:
         """The new picture. Raises ValueError if this picture can't be transformed."""
+        raise NotImplementedError
+
+
+class TextOp(Op):
+    """A step from text to whole numbers. A chain for texts is one of these and no other step."""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What one text becomes: int32, with the inputs of the model along the first axis if there are several."""
+        raise NotImplementedError
+
+    @property
+    def num_inputs(self) -> int:
+        """That the model has."""
+        raise NotImplementedError
+
+    @property
+    def num_ids(self) -> int:
+        """How many different numbers there are."""
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> str:
+        """The sha256 of the tokenizer that it needs beside its fields."""
+        raise NotImplementedError
+
+    def check_here(self) -> None:
+        """RefusedError if that is not on this machine."""
+
+    def apply(self, text: str) -> np.ndarray:
+        """The numbers. Raises ValueError if this text can't be transformed."""
         raise NotImplementedError
 
 

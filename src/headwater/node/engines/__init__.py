@@ -45,6 +45,11 @@ def load(name: str, model: bytes, *, threads: int = 1, at_once: int = 1, precisi
     return OnnxRuntime(model, threads=threads)
 
 
+def inputs_of(rows: np.ndarray, count: int) -> list[np.ndarray]:
+    """What each of a model's inputs gets: all, or where there are several its part of every row."""
+    return [rows] if count == 1 else [np.ascontiguousarray(rows[:, number]) for number in range(count)]
+
+
 @cache
 def available() -> tuple[str, ...]:
     """The engines that are installed here; ONNX Runtime always is."""

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from headwater.node.engines import inputs_of
+
 PROFILE_RUNS = 5
 # Taken where this build of ONNX Runtime has them, the first first; what they can't run goes to the next. Only the CPU's
 # was ever tried by us.
@@ -42,20 +44,31 @@ class OnnxRuntime:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Of the first input, without its batch."""
-        inputs = self._session.get_inputs()
-        return tuple(inputs[0].shape[1:]) if inputs else ()
+        """Of its input, without the batch; several inputs of the same shape are one, along its first axis."""
+        shapes = {tuple(each.shape[1:]) for each in self._session.get_inputs()}
+        if len(shapes) != 1:
+            return ()
+        (shape,) = shapes
+        return shape if len(self.inputs) == 1 else (len(self.inputs), *shape)
+
+    def rows_of(self, num_rows: int) -> np.ndarray:
+        """Rows that every model of this shape can take: zeros, or where whole numbers are wanted ones."""
+        shape = [each if isinstance(each, int) else 1 for each in self.row_shape]
+        if all(each.type == "tensor(int64)" for each in self._session.get_inputs()):
+            return np.ones((num_rows, *shape), np.int64)
+        return np.zeros((num_rows, *shape), np.float32)
 
     def run(self, rows: np.ndarray) -> Sequence[np.ndarray]:
-        result: Sequence[np.ndarray] = self._session.run(self.outputs, {self.inputs[0]: rows})
+        feeds = dict(zip(self.inputs, inputs_of(rows, len(self.inputs)), strict=True))
+        result: Sequence[np.ndarray] = self._session.run(self.outputs, feeds)
         return result
 
     def shrink(self) -> None:
         # It can do so at the end of a run alone: one of a single row.
         options = ort.RunOptions()
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        shape = [each if isinstance(each, int) else 1 for each in self.row_shape]
-        self._session.run(self.outputs, {self.inputs[0]: np.zeros((1, *shape), np.float32)}, options)
+        feeds = dict(zip(self.inputs, inputs_of(self.rows_of(1), len(self.inputs)), strict=True))
+        self._session.run(self.outputs, feeds, options)
 
     def kernels(self, rows: np.ndarray) -> list[list[Any]]:
         """[name, seconds] of every kernel for these rows, in the order they ran; ends the profile.

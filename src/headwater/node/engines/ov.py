@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from headwater.node.engines import inputs_of
+
 # What it computes in; without the hint it would take bf16 by itself on a CPU that has it.
 _COMPUTE_IN = {"fp32": "f32", "int8": "f32", "fp16": "f16", "bf16": "bf16"}
 
@@ -49,7 +51,7 @@ class OpenVino:
     def run(self, rows: np.ndarray) -> Sequence[np.ndarray]:
         request = self._requests.get()
         try:
-            found = request.infer([rows], share_inputs=True)
+            found = request.infer(inputs_of(rows, len(self.inputs)), share_inputs=True)
             return [found[place] for place in range(len(self.outputs))]
         finally:
             request._inputs_data = None  # or it would hold the group's buffer until its next run

@@ -1,0 +1,224 @@
+"""Tokenizers: files (tokenizer.json) that anyone may have written, named by their sha256.
+
+Owns what such a file may have, the folders that they are kept in, and the loading of one. A tokenizer is data: names of
+steps and a vocabulary. Left out is what a stranger's file could make slow or break with: regular expressions, whose
+matching may take for ever, and tables in a binary form. What decodes tokens is not needed and dropped unread. The
+`tokenizers` library is imported where it is used (extra `text`); it knows no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from headwater.core.form import shown
+from headwater.errors import ConfigError, RefusedError
+
+MAX_BYTES = 16 << 20  # of a file; MiniLM's has 0.5 MB, XLM-R's 17
+MAX_WORD = 1000  # characters that a WordPiece looks for in one word: its work grows with their square
+MAX_LENGTH = 16_384  # tokens of a text
+FILES_KEPT = 32
+UNKNOWN_TOKENIZER = "unknown tokenizer"  # in the text of a RefusedError: upload it, then ask again
+
+_PARTS = ("version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
+          "decoder", "model")  # fmt: skip
+_KINDS: Mapping[str, frozenset[str]] = {
+    "normalizer": frozenset({"BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Prepend",
+                             "Replace", "Sequence", "Strip", "StripAccents"}),
+    "pre_tokenizer": frozenset({"BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "Metaspace",
+                                "Punctuation", "Sequence", "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit"}),
+    "post_processor": frozenset({"BertProcessing", "ByteLevel", "RobertaProcessing", "Sequence", "TemplateProcessing"}),
+    "model": frozenset({"BPE", "Unigram", "WordLevel", "WordPiece"}),
+}  # fmt: skip
+_STEPS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}
+_MAX_STEPS = 50
+_INSTALL = ("this machine has no `tokenizers` library, which texts need on nodes and trainer: pip install '.[text]' "
+            "there, in a checkout")  # fmt: skip
+_LOADING = threading.Lock()  # one after the other: a file takes many times its bytes while it is read
+
+_folders: list[Path] = []  # of this process, beside the user's
+
+
+def default_folder() -> Path:
+    """The user's cache folder for tokenizers."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "headwater" / "tokenizers"
+
+
+def look_in(folder: Path) -> None:
+    """Look for tokenizers there as well, from now on in this process."""
+    if folder not in _folders:
+        _folders.append(folder)
+
+
+def check(data: bytes) -> dict[str, Any]:
+    """What the file says, less what is not needed; ConfigError names what it may not have."""
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"the tokenizer has {len(data):,} bytes, the limit is {MAX_BYTES:,}")
+    try:
+        said = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the tokenizer is not JSON ({str(error)[:100]}); give a tokenizer.json") from None
+    if not isinstance(said, dict) or not isinstance(said.get("model"), dict):
+        raise ConfigError("the tokenizer is not a tokenizer.json: it has no model")
+    if unknown := sorted(set(said) - set(_PARTS)):
+        raise ConfigError(f"the tokenizer has a part {shown(unknown[0])}; it may have {', '.join(_PARTS)}")
+    for part in _KINDS:
+        _check_part(part, said.get(part), 0)
+    if not isinstance(said.get("added_tokens") or [], list):
+        raise ConfigError("the tokenizer's added_tokens are not a list")
+    word = said["model"].get("max_input_chars_per_word", 100)
+    if type(word) is not int or not 0 <= word <= MAX_WORD:
+        raise ConfigError(f"the tokenizer's max_input_chars_per_word is {shown(word)}; the limit is {MAX_WORD}")
+    return {**said, "decoder": None, "truncation": None, "padding": None}
+
+
+def _check_part(part: str, said: Any, depth: int) -> None:
+    if said is None and part != "model":
+        return
+    # Older files don't say of which kind their model is.
+    kind = said.get("type", "BPE" if part == "model" else None) if isinstance(said, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS[part]:
+        found = shown(said.get("type")) if isinstance(said, dict) else shown(said)
+        raise ConfigError(f"the tokenizer's {part} is {found}; nodes run {', '.join(sorted(_KINDS[part]))}; tokenize "
+                          "on the trainer, or use another tokenizer")  # fmt: skip
+    if kind in ("Replace", "Split") and set(said.get("pattern") or {}) != {"String"}:
+        raise ConfigError(f"the tokenizer's {part} {kind} has a regular expression, whose matching may take for ever; "
+                          "nodes run those with a plain text only")  # fmt: skip
+    if kind == "Sequence":
+        steps = said.get(_STEPS[part])
+        if not isinstance(steps, list) or len(steps) > _MAX_STEPS or depth > 2:
+            raise ConfigError(f"the tokenizer's {part} is a Sequence of more than {_MAX_STEPS} steps, or of none")
+        for step in steps:
+            _check_part(part, step or {}, depth + 1)
+
+
+def keep(data: bytes, folder: Path | None = None) -> str:
+    """Keep this tokenizer, if it is one that can be loaded; its sha256."""
+    with _LOADING:
+        _load(check(data))
+    digest = hashlib.sha256(data).hexdigest()
+    folder = default_folder() if folder is None else folder
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, folder / f"{digest}.json")
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    kept = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in kept[:-FILES_KEPT]:
+        path.unlink(missing_ok=True)
+    return digest
+
+
+def path_of(digest: str) -> Path:
+    """Where this tokenizer is kept; RefusedError if it is not."""
+    for folder in (*_folders, default_folder()):
+        path = folder / f"{digest}.json"
+        if path.exists():
+            return path
+    raise RefusedError(f"{UNKNOWN_TOKENIZER} {digest}")
+
+
+@lru_cache(maxsize=FILES_KEPT)
+def load(digest: str, length: int) -> Any:
+    """The tokenizer of this sha256, which cuts texts off after `length` tokens. Threads may use it at the same time."""
+    path = path_of(digest)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:  # made room for another one just now
+        raise RefusedError(f"{UNKNOWN_TOKENIZER} {digest}") from None
+    if hashlib.sha256(data).hexdigest() != digest:
+        path.unlink(missing_ok=True)
+        raise RefusedError(f"{UNKNOWN_TOKENIZER} {digest}: the stored file was damaged and is gone")
+    with _LOADING:
+        found = _load(check(data))
+    with contextlib.suppress(OSError):
+        os.utime(path)  # used now: the last to go
+    special = found.num_special_tokens_to_add(is_pair=False)
+    if special >= length:
+        raise ConfigError(f"Tokenize: length is {length}, and the tokenizer adds {special} tokens to each text; give "
+                          f"at least {special + 1}")  # fmt: skip
+    found.enable_truncation(length)
+    return found
+
+
+def check_here(digest: str, length: int) -> None:
+    """RefusedError if this tokenizer is not here, or can't be used; it is loaded, which takes a moment."""
+    load(digest, length)
+
+
+def pad_id_of(digest: str, source: Any) -> int | None:
+    """What texts are filled up with: by the object that the tokenizer came from, by its file, or by its name."""
+    said = json.loads(path_of(digest).read_bytes()).get("padding")
+    of_file = said.get("pad_id") if isinstance(said, dict) else None
+    found = load(digest, MAX_LENGTH)
+    named = (found.token_to_id(name) for name in ("[PAD]", "<pad>", "<|padding|>"))
+    candidates = (getattr(source, "pad_token_id", None), of_file, *named)
+    return next((each for each in candidates if type(each) is int), None)
+
+
+def version() -> str:
+    """Of the library, or why there is none."""
+    try:
+        import tokenizers
+    except ImportError:
+        return "none"
+    return str(tokenizers.__version__)
+
+
+def _load(said: Mapping[str, Any]) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise RefusedError(_INSTALL) from None
+    with _plain("the tokenizer can't be loaded"):
+        return Tokenizer.from_str(json.dumps(said))
+
+
+def ids_of(tokenizer: Any, text: str, length: int) -> list[int]:
+    """The ids of a text's tokens, at most `length`."""
+    with _plain("the tokenizer failed on a text"):
+        found: list[int] = tokenizer.encode(text).ids
+    if any(not 0 <= each < 2**31 for each in found[:length]):
+        raise ConfigError("the tokenizer gives ids beyond 2**31 - 1")
+    return found[:length]
+
+
+@contextlib.contextmanager
+def _plain(what: str) -> Iterator[None]:
+    """The library is Rust: what it trips over comes as an exception that no `except Exception` catches."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"{what}: {str(error)[:200]}") from None
+
+
+def text_of(source: Any) -> bytes:
+    """The tokenizer.json of a file, a tokenizer of `tokenizers`, or a fast one of transformers."""
+    inner = getattr(source, "backend_tokenizer", source)
+    if hasattr(inner, "to_str"):
+        return str(inner.to_str()).encode()
+    if not isinstance(source, str | os.PathLike):
+        raise ConfigError(f"a tokenizer is a path of a tokenizer.json, a tokenizers.Tokenizer or a fast tokenizer of "
+                          f"transformers, not {type(source).__name__}")  # fmt: skip
+    path = Path(source)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"the tokenizer {path} can't be read: {error.strerror}") from None
