@@ -15,7 +15,9 @@ from headwater.cli.profile import profile
 from headwater.cli.reduce import reduce
 from headwater.cli.serve import serve
 from headwater.cli.token import token
+from headwater.cli.top import top
 from headwater.cli.train import train
+from headwater.cli.ui import ui
 from headwater.data.secrets import keep_out_of_logs, redact
 from headwater.errors import HeadwaterError
 from headwater.version import VERSION
@@ -49,6 +51,8 @@ typer_app.command()(cuts)
 typer_app.command()(profile)
 typer_app.command()(plan)
 typer_app.command()(nodes)
+typer_app.command()(top)
+typer_app.command()(ui)
 typer_app.command()(pack)
 typer_app.command()(reduce)
 

@@ -44,6 +44,7 @@ from headwater.node.calibrations import FORMAT as INT8_FORMAT
 from headwater.node.calls import Asked, Calls, tenant_of
 from headwater.node.child import Children
 from headwater.node.door import KEY, Door, grant_of
+from headwater.node.metrics import Shown, may_see, shown
 from headwater.node.prefixes import Prefixes, Wanted
 from headwater.node.quantise import has_vnni
 from headwater.node.quotas import Quotas
@@ -94,6 +95,7 @@ class Node(flight.FlightServerBase):
         """
         self.roots = tuple(full_url(root) for root in roots)
         known = TokensFile(tokens, self.roots) if isinstance(tokens, Path) else tokens
+        self.grants = None if known is None else known.grants  # the tokens in force, on a node that asks for one
         middleware = {} if known is None else {KEY: Door(known)}
         tls_options = {} if tls is None else tls.server_options()
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
@@ -115,6 +117,7 @@ class Node(flight.FlightServerBase):
         self._room = threading.Condition()  # a turn was given back
         self.calls = Calls(drain_s)
         self.http_port: int | None = None  # of its pages, if it has any
+        self.num_turned_away: Callable[[], int] = lambda: 0  # from these
         super().__init__(listen, middleware=middleware, **tls_options)
 
     def stop(self, within_s: float) -> None:
@@ -169,6 +172,25 @@ class Node(flight.FlightServerBase):
             "prefix_files": self._prefixes.files(),
         }
 
+    def shown(self, num_turned_away: int = 0) -> Shown:
+        """One look at all of it: every number of /metrics, and what else is told to whom."""
+        hello = self.hello()
+
+        def about(grant: Grant | None) -> dict[str, Any]:
+            mine = hello if grant is None else self.hello(grant)
+            return {**mine, "faults": self.calls.faults(None if grant is None else grant.tenant)}
+
+        return Shown(shown(hello, self.calls, num_turned_away), about)
+
+    def _status(self, grant: Grant | None) -> dict[str, Any]:
+        """What whoever has this grant may see of the node at this moment."""
+        found = self.shown(self.num_turned_away())
+        about, numbers = found.about(grant), found.numbers()
+        if grant is not None:
+            may = may_see(grant.tenant, about)
+            numbers = {key: value for key, value in numbers.items() if may(key)}
+        return {"about": about, "numbers": [[key[0], list(key[1:]), value] for key, value in numbers.items()]}
+
     def _chunks(self) -> dict[str, int]:
         """That are worked on; that wait for their trainers, and no longer count; and how many may be worked on."""
         with self._room:
@@ -179,6 +201,8 @@ class Node(flight.FlightServerBase):
         with self.calls.watched(Asked("action", tenant_of(context))), _as_status():
             if action.type == "hello":
                 return [json.dumps(self.hello(grant_of(context))).encode()]
+            if action.type == "status":
+                return [json.dumps(self._status(grant_of(context))).encode()]
             if action.type == "has-prefix":
                 digest = _digest(action.body.to_pybytes().decode(errors="replace"))
                 return [json.dumps(digest in self._prefixes).encode()]
@@ -544,7 +568,11 @@ class Node(flight.FlightServerBase):
                            "runs the node for more")  # fmt: skip
 
 
-_ACTIONS = [("hello", "who the node is and what it can do"), ("has-prefix", "does it hold the prefix of this digest?")]
+_ACTIONS = [
+    ("hello", "who the node is and what it can do"),
+    ("status", "every number of /metrics and what else there is to look at, as far as it concerns the caller"),
+    ("has-prefix", "does it hold the prefix of this digest?"),
+]
 
 
 def _signs(
