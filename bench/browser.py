@@ -43,7 +43,9 @@ class Browser:
                                         text=True, start_new_session=True)  # fmt: skip
         try:
             assert self._driver.stdout is not None
-            port = next(found[1] for line in self._driver.stdout if (found := re.search(r"on port (\d+)", line)))
+            port = next(
+                found[1] for line in self._driver.stdout if (found := re.search(r"successfully on port (\d+)", line))
+            )
             self._url = f"http://127.0.0.1:{port}"
             options = {"args": [*OPTIONS, f"--user-data-dir={self._profile}", f"--window-size={size[0]},{size[1]}"]}
             always = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}

@@ -13,9 +13,10 @@ MAY_IMPORT = {
     "core": set(),
     "data": {"core"},
     "model": {"core"},
-    "node": {"core", "data", "version"},
+    "node": {"core", "data", "page", "version"},
     "train": {"core", "data", "model", "progress", "version"},
     "reduce": {"core", "version"},
+    "page": set(),
 }
 NEVER = {"data": {"torch"}, "node": {"torch"}}
 CORE_OTHERS = {"numpy"}

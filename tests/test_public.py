@@ -22,11 +22,13 @@ def test_the_verbs_of_the_command_line():
     from headwater.cli import typer_app
 
     command = typer.main.get_command(typer_app)
-    assert sorted(command.commands) == ["cuts", "nodes", "pack", "plan", "profile", "reduce", "serve", "token", "train"]
+    verbs = ["cuts", "doctor", "nodes", "pack", "plan", "profile", "reduce", "serve", "token", "top", "train", "ui"]
+    assert sorted(command.commands) == verbs
     options = {name: sorted(option for each in verb.params for option in each.opts if option.startswith("--"))
                for name, verb in command.commands.items()}  # fmt: skip
     assert options == {
         "cuts": ["--all", "--json", "--size", "--until"],
+        "doctor": ["--json", "--seconds", "--store"],
         "nodes": ["--follow", "--json", "--seconds"],
         "pack": ["--crop", "--job", "--layout", "--on-bad-sample", "--resize", "--shard-size", "--threads", "--verify"],
         "plan": ["--json", "--output", "--picture"],
@@ -69,12 +71,15 @@ def test_the_verbs_of_the_command_line():
             "--max-chunks",
             "--max-prefixes",
             "--max-upload",
+            "--operator",
             "--root",
             "--rows-per-second",
             "--to",
             "--weight",
         ],
+        "top": ["--every", "--json", "--once"],
         "train": ["--resume", "--trace"],
+        "ui": ["--listen", "--open"],
     }
 
 

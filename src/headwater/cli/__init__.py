@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from headwater.cli.cuts import cuts
+from headwater.cli.doctor import doctor
 from headwater.cli.nodes import nodes
 from headwater.cli.pack import pack
 from headwater.cli.plan import plan
@@ -54,6 +55,7 @@ typer_app.command()(nodes)
 typer_app.command()(top)
 typer_app.command()(ui)
 typer_app.command()(pack)
+typer_app.command()(doctor)
 typer_app.command()(reduce)
 
 

@@ -36,9 +36,10 @@ def train(
 ) -> None:
     """Train a model as a job file says: its frozen part near the data, the rest here.
 
-    Writes model.pt (the model's own state_dict), checkpoint.pt and metrics.jsonl to the job's output folder, and run.json
-    meanwhile, which `headwater ui FOLDER` shows. After each epoch it prints what it took: CPU-seconds and memory of the
-    trainer and of each node (for all of a node's jobs), and energy, which is modelled from the watts in [power].
+    Writes model.pt (the model's own state_dict), checkpoint.pt and metrics.jsonl to the job's output folder, and
+    meanwhile run.json, which `headwater ui FOLDER` shows. After each epoch it prints what it took: CPU-seconds and
+    memory of the trainer and of each node (for all of a node's jobs), and energy, which is modelled from the watts in
+    [power].
     """
     needs_torch()
     if trace is not None and not trace.resolve().parent.is_dir():

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from headwater.errors import ConfigError
 
+TRAINER = "trainer"
 STAGES = ("read", "decode", "augment", "infer", "send", "wait", "step")
 
 
@@ -107,7 +108,7 @@ def strips(spans: Sequence[Span], num_bins: int = 240) -> dict[str, Any]:
     groups: dict[tuple[str, str], list[Span]] = {}
     for span in spans:
         groups.setdefault((span.place, span.name), []).append(span)
-    places = list(dict.fromkeys(span.place for span in spans))
+    places = sorted({span.place for span in spans}, key=lambda place: (place == TRAINER, place))  # as the chain goes
     known = {name: place for place, name in enumerate(STAGES)}
     found = []
     for (place, name), each in sorted(groups.items(), key=lambda one: (places.index(one[0][0]),

@@ -1,8 +1,9 @@
 """The pages of a node, over HTTP: /metrics, /healthz and /readyz for tools, and one to look at for people.
 
 Owns `Pages`. One look at the node makes /metrics and /status.json (what the page shows), a few times a second at
-most and in a thread of its own, so both have the same numbers. Tools need no token for /metrics; /status.json has more (jobs,
-faults, roots), and on a node with tokens it wants one. A token is taken from this machine alone: there is no TLS here.
+most and in a thread of its own, so both have the same numbers. Tools need no token for /metrics; /status.json has more
+(jobs, faults, roots), and on a node with tokens it wants one. A token is taken from this machine alone: there is no TLS
+here.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Pages:
         if grant not in self._views:
             seen = self._looks.seen()
             assert seen is not None
-            if grant is not None:
+            if grant is not None and not grant.is_operator:
                 about = made.shown.about(grant)
                 seen = only(seen, may_see(grant.tenant, about), about)
             told = {"kind": "node", "at_s": time.time(), "nodes": [{"name": "this node", "fault": "", **view(seen)}]}

@@ -163,6 +163,7 @@ class Node(flight.FlightServerBase):
             "prefixes": prefixes,
             "busy": {**self._extractor.busy.to_json(), **(self.cache.to_json() if self.cache else {})},
             "cache_fault": None if self.cache is None else self.cache.why_off,
+            "at_s": time.time(),
             "cpu_s": time.process_time(),
             "resident_bytes": held_bytes(),
             "page_cache_bytes": page_cache_bytes(),
@@ -177,8 +178,9 @@ class Node(flight.FlightServerBase):
         hello = self.hello()
 
         def about(grant: Grant | None) -> dict[str, Any]:
-            mine = hello if grant is None else self.hello(grant)
-            return {**mine, "faults": self.calls.faults(None if grant is None else grant.tenant)}
+            if grant is None or grant.is_operator:
+                return {**hello, "faults": self.calls.faults()}
+            return {**self.hello(grant), "faults": self.calls.faults(grant.tenant)}
 
         return Shown(shown(hello, self.calls, num_turned_away), about)
 
@@ -186,7 +188,7 @@ class Node(flight.FlightServerBase):
         """What whoever has this grant may see of the node at this moment."""
         found = self.shown(self.num_turned_away())
         about, numbers = found.about(grant), found.numbers()
-        if grant is not None:
+        if grant is not None and not grant.is_operator:
             may = may_see(grant.tenant, about)
             numbers = {key: value for key, value in numbers.items() if may(key)}
         return {"about": about, "numbers": [[key[0], list(key[1:]), value] for key, value in numbers.items()]}

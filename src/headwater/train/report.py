@@ -1,8 +1,8 @@
 """A run in files, for whoever looks at it: how it goes, and what was planned.
 
 Owns `Report`, the thread beside a job that writes them, and `planned`. `run.json` is written every few seconds,
-`plans.json` once; each is whole at any moment, and stays when the run has ended, however it ended. `headwater ui FOLDER`
-shows them.
+`plans.json` once; each is whole at any moment, and stays when the run has ended, however it ended. `headwater ui
+FOLDER` shows them.
 """
 
 from __future__ import annotations

@@ -65,11 +65,13 @@ function bytes(value) {
 
 function seconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 s";
   if (value >= 90) return `${number(value / 60, 1)} min`;
   if (value >= 1) return `${number(value, value < 10 ? 1 : 0)} s`;
   return value >= 1e-3 ? `${number(1e3 * value, value < 0.1 ? 1 : 0)} ms` : `${number(1e6 * value)} µs`;
 }
 
+const cores = (value) => `${value.toLocaleString("en", { maximumFractionDigits: 2 })} ${value === 1 ? "core" : "cores"}`;
 const percent = (part) => (part === null || part === undefined ? "–" : `${number(100 * part)} %`);
 const clock = (atS) => new Date(1000 * atS).toLocaleTimeString([], { hour12: false });
 
@@ -175,10 +177,11 @@ function show(said) {
     $("note").hidden = false;
     say($("note"), `${shown.name}: ${shown.fault}`);
   }
+  const versions = [...new Set(nodes.map((each) => each.version).filter(Boolean))];
   say($("where"), said.kind === "node" ? (shown.roots || []).join(", ") : nodes.length === 1 ? nodes[0].name : "");
   document.title = `${rate(shown.per_s && shown.per_s.rows_sent)} rows/s · Headwater`;
   if (shown.per_s) showNode(shown);
-  say($("about"), [shown.version && `Headwater ${shown.version}`, shown.window_s && `rates over ${number(shown.window_s)} s`,
+  say($("about"), [versions.length && `Headwater ${versions.join(", ")}`, shown.window_s && `rates over ${number(shown.window_s)} s`,
     "times and rates are measured"].filter(Boolean).join(" · "));
 }
 
@@ -246,7 +249,7 @@ function showHistory(points) {
 
 // --- the chain ------------------------------------------------------------------------------------------------------
 
-const STORAGE = [["read", "Read"], ["decode", "Decode, augment"], ["infer", "Frozen prefix"], ["send", "Send"]];
+const STORAGE = [["read", "Read"], ["decode", "Decode"], ["infer", "Prefix"], ["send", "Send"]];
 
 function showChain(node) {
   const run = state.run && state.run.report;
@@ -255,21 +258,21 @@ function showChain(node) {
     const tier = (kind, stages) => el("section", { class: `tier ${kind}` },
       el("h3", {}, el("span", {}), el("span", { class: "with" })),
       el("ol", { class: "stages" }, ...stages.map(([name, title]) => el("li", { class: "stage", "data-stage": name },
-        el("span", { class: "title" }, title), el("span", { class: "busy" }), el("span", { class: "meter" }, el("i")))));
+        el("span", { class: "title" }, title), el("span", { class: "busy" }), el("span", { class: "meter" }, el("i"))))));
     box.append(
       tier("storage", STORAGE),
       el("div", { class: "link", "data-stage": "link" }, el("span", { class: "title" }), el("div", { class: "pipe" }), el("span", { class: "busy" })),
-      tier("trainer", [["wait", "Wait for rows"], ["step", "Suffix, loss, gradients"]]));
+      tier("trainer", [["wait", "Wait"], ["step", "Train step"]]));
   }
   const [storage, link, trainer] = box.children;
   const plan = state.run && (state.run.report ? state.run.report.plan : state.run.plan);
   const limited = limiting(node, run);
   say(storage.querySelector("h3 span"), "Storage tier");
-  say(storage.querySelector(".with"), node ? `${rate(node.cores)} ${node.cores === 1 ? "core" : "cores"}` : "no node is watched");
+  say(storage.querySelector(".with"), node ? cores(node.cores) : "no node is watched");
   const stages = node ? Object.fromEntries(node.stages.map((each) => [each.name, each.busy])) : {};
   for (const stage of storage.querySelectorAll(".stage")) {
     const name = stage.dataset.stage, busy = stages[name];
-    if (name === "infer" && plan) say(stage.querySelector(".title"), plan.cut.index ? `Prefix to ${plan.cut.name}` : "No prefix");
+    if (name === "infer" && plan) stage.title = plan.cut.index ? `the model's part up to ${plan.cut.name}` : "the plan runs no part of the model here";
     say(stage.querySelector(".busy"), busy === undefined || busy === null ? "–" : `${number(busy, 2)} threads`);
     const of = !node ? 1 : name === "decode" || name === "infer" ? node.cores : Math.max(1, node.chunks.working);
     meter(stage, (busy || 0) / (of || 1));
@@ -283,10 +286,10 @@ function showChain(node) {
   lit(link, limited === "send");
   say(trainer.querySelector("h3 span"), run ? "Trainer" : "Trainers");
   say(trainer.querySelector(".with"), node ? `${number(node.chunks.working)} chunks worked on, ${number(node.chunks.waiting)} wait` : "");
-  const waits = run && run.waited_share !== null ? run.waited_share : null;
+  const waits = run && !run.ended ? run.waited_share : null;
   for (const [name, part] of [["wait", waits], ["step", waits === null ? null : 1 - waits]]) {
     const stage = trainer.querySelector(`[data-stage="${name}"]`);
-    say(stage.querySelector(".busy"), part === null ? "known to the trainer" : `${percent(part)} of the time`);
+    say(stage.querySelector(".busy"), part !== null ? `${percent(part)} of the time` : run && run.ended ? "the run has ended" : run ? "measuring" : "its trainer knows");
     meter(stage, part || 0);
     lit(stage, name === "step" && limited === "step");
   }
@@ -330,8 +333,8 @@ function showOwn(node) {
       memory.limit_bytes ? memory.resident_bytes / memory.limit_bytes : null,
       `of ${bytes(memory.limit_bytes)}` + (memory.budget_bytes ? `; jobs use ${bytes(memory.used_bytes)} of ${bytes(memory.budget_bytes)}` : "") +
       (memory.num_waiting ? `; ${number(memory.num_waiting)} wait for memory` : "")],
-    ["CPU", "headwater_cores", node.cores, node.per_s.cpu_s === null ? "–" : `${number(node.per_s.cpu_s, 2)} cores`,
-      node.per_s.cpu_s === null ? null : node.per_s.cpu_s / (node.cores || 1), `of ${rate(node.cores)}, with ${number(node.threads)} threads`],
+    ["CPU", "headwater_cores", node.cores, node.per_s.cpu_s === null ? "–" : `${number(node.per_s.cpu_s, 2)} in use`,
+      node.per_s.cpu_s === null ? null : node.per_s.cpu_s / (node.cores || 1), `of ${cores(node.cores)}, ${number(node.threads)} ${node.threads === 1 ? "thread" : "threads"}`],
     ["Cache", "headwater_cache_bytes", cache.bytes, cache.is_on ? bytes(cache.bytes) : "off",
       cache.is_on && cache.limit_bytes ? cache.bytes / cache.limit_bytes : null,
       cache.is_on ? `of ${bytes(cache.limit_bytes)}; ${asked ? `${percent(cache.hits / asked)} of ${number(asked)} rows were there` : "nothing was asked of it yet"}` +
@@ -398,17 +401,22 @@ function showReport(report) {
   const body = $("run-body");
   const facts = [
     ["pictures/s", rate(report.rows_per_s)],
-    ["epoch", `${number(report.epoch + 1)}`],
-    ["step", `${number(report.step)} of ${number(report.num_steps)}`],
-    ["waits for rows", percent(report.waited_share)],
-    ["arrives", report.bytes_per_row === null ? "–" : `${bytes(report.bytes_per_row)} a picture`],
-    ["bad pictures", number(report.num_skipped)],
+    ["a picture, on its way", bytes(report.bytes_per_row)],
+    ["of the time waiting", percent(report.waited_share)],
+    ["pictures so far", number(report.num_rows)],
+    report.ended ? ["epochs", number(report.epoch)] : [`step of epoch ${number(report.epoch + 1)}`, `${number(report.step)} of ${number(report.num_steps)}`],
+    ["left out", number(report.num_skipped)],
   ];
   const list = el("dl", { class: "run" }, ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
   const when = report.ended ? `Ended at ${clock(report.at_s)}.` : `As of ${clock(report.at_s)}.`;
-  const switches = report.switches.map((each) => el("li", {}, `After ${number(each.num_rows)} rows: ${each.why.join("; ")}. Went over from ${each.before} to ${each.after}.`));
+  const had = $("switches") && $("switches").open;
+  const switches = [...report.switches].reverse().map((each) => el("li", {}, `After ${number(each.num_rows)} rows: ${each.why.join("; ")}. Went over from ${each.before} to ${each.after}.`));
   body.replaceChildren(list, el("p", { class: "say" }, `${capital(report.describe)}. ${when}`));
-  if (switches.length) body.append(el("ul", { class: "switches" }, ...switches));
+  if (!switches.length) return;
+  const told = el("details", { class: "switches", id: "switches" },
+    el("summary", {}, `Went over to another plan ${switches.length === 1 ? "once" : `${number(switches.length)} times`}`), el("ul", {}, ...switches));
+  told.open = had;
+  body.append(told);
 }
 
 const KINDS = {
@@ -454,12 +462,12 @@ function showCut(cuts, place, planned) {
   });
   const best = planned.estimates[0].estimated.samples_per_s;
   const against = about.samples_per_s / best;
-  const words = Math.abs(against - 1) < 0.005 ? "as fast as the plan in use" : against < 1 ? `${percent(1 - against)} slower than the plan in use` : `${percent(against - 1)} faster than the plan in use`;
+  const words = Math.abs(against - 1) < 0.005 ? "as fast as the plan that was chosen" : against < 1 ? `${percent(1 - against)} slower than the plan that was chosen` : `${percent(against - 1)} faster than the plan that was chosen`;
   const loads = [...about.loads].sort((a, b) => b.s_per_sample - a.s_per_sample).slice(0, 7), top = loads[0].s_per_sample || 1;
   const list = el("dl", { class: "loads" }, ...loads.flatMap((load) => {
     const bar = el("i", { class: `k-${kindOf(load.kind)}` });
     bar.style.width = `${(100 * load.s_per_sample) / top}%`;
-    return [el("dt", {}, load.resource), el("dd", { class: "bar" }, bar), el("dd", {}, `${seconds(load.s_per_sample)}`)];
+    return [el("dt", {}, load.resource), el("dd", {}, seconds(load.s_per_sample)), el("dd", { class: "bar" }, bar)];
   }));
   $("cut").replaceChildren(
     el("div", {}, el("h3", {}, each.plan.cut.index ? `Cut at ${each.plan.cut.name}` : "Pixels, in front of the model"),
