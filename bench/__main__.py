@@ -24,6 +24,7 @@ BENCHMARKS = {
     "soak": "many short epochs with tenants that come and go: does the memory of node and trainer stay flat?",
     "prongs": "nodes and the trainer preprocess from two ends, nothing frozen: against the trainer alone; the bound",
     "reduce": "gradients added up in the network against Gloo's all-reduce: time, CPU, lost packets, DDP",
+    "page": "what it costs a node with 50 tenants that its page is looked at; and what the page looks like",
     "pack": "rows/s of a node on one core from packed shards against JPEGs, and against the engine alone",
 }
 
