@@ -156,7 +156,7 @@ def test_the_timeline_is_read_moment_by_moment_with_keys(window, door):
     is_live(window, door.url)
     window.wait("return !document.getElementById('timeline').hidden")
     assert "step 1.00" in window.text("#cursor-said")
-    assert "read" not in window.text("#cursor-said")
+    assert "read " not in window.text("#cursor-said")
     window.run("document.getElementById('cursor').value = 200; document.getElementById('cursor').focus()")
     window.press("Right")
     assert "read 1.00" in window.text("#cursor-said")
