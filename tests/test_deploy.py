@@ -1,4 +1,4 @@
-"""What `deploy/` hands out: manifests that render and fit Kubernetes' schemas, a unit for systemd, options that exist."""
+"""What `deploy/` hands out: manifests that render and fit Kubernetes' schemas, a unit for systemd, real options."""
 
 import re
 import shutil

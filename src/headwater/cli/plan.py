@@ -15,6 +15,7 @@ from headwater.cli.jobfile import read_job
 from headwater.cli.meaning import model_of, near_options
 from headwater.cli.needs import check_folders, needs_torch
 from headwater.errors import ConfigError
+from headwater.train.report import planned, ranked
 
 if TYPE_CHECKING:
     from headwater.train.job import Job
@@ -32,7 +33,6 @@ def plan(
     """
     needs_torch()
     import headwater as hw
-    from headwater.train.report import planned
 
     check_folders(output, picture)
     file = read_job(job)
@@ -54,7 +54,6 @@ def plan(
 def show(job: Job, console: Console) -> None:
     """The table and the sentences."""
     from headwater.core.search import placement, share_words
-    from headwater.train.report import ranked
 
     rows = ranked(job)
     has_energy = any(each.energy_j for _, each in rows)

@@ -14,9 +14,10 @@ from headwater.core.plan import FORMAT as PLAN
 from headwater.core.plan import Plan
 from headwater.core.trace import from_perfetto, strips
 from headwater.errors import ConfigError, HeadwaterError
+from headwater.train.report import FORMAT as RUN_FORMAT
+from headwater.train.report import PLANS, RUN
+from headwater.train.report import VERSION as RUN_VERSION
 
-RUN, PLANS = "run.json", "plans.json"  # as `train.report` writes them
-RUN_FORMAT, RUN_VERSION = "headwater-run", 1
 MAX_BYTES = 512 << 20
 
 

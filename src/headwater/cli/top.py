@@ -19,7 +19,7 @@ from headwater.train.access import Access
 
 FIRST_WITHIN_S = 8.0
 MAX_FAULTS = 6
-_OF_NODES = ("rows/s", "sent/s", "read/s", "kept", "read", "decode", "infer", "send", "CPU", "memory", "cache")
+_OF_NODES = ("rows/s", "sent/s", "from cache", "CPU", "memory", "cache")
 
 
 def top(
@@ -74,7 +74,7 @@ def line(node: dict[str, Any]) -> str:
 def screen(said: dict[str, Any]) -> Group:
     """All of it."""
     nodes = [each for each in said["nodes"] if not each["fault"]]
-    shown: list[Table | Text] = [_nodes(nodes)] if nodes else []
+    shown: list[Table | Text] = [_nodes(nodes), *map(_stages, nodes)] if nodes else []
     whole = said["together"] or (nodes[0] if nodes else None)
     if whole is not None:
         if whole["tenants"]:
@@ -85,25 +85,30 @@ def screen(said: dict[str, Any]) -> Group:
 
 
 def _nodes(nodes: list[dict[str, Any]]) -> Table:
-    found = _table("nodes; busy in threads", ("node", "limited by"), _OF_NODES)
+    found = _table("nodes", ("node",), _OF_NODES)
     for each in nodes:
         rates, cache = each["per_s"], each["cache"]
         name = each["name"] + (" (being stopped)" if each["draining"] else "")
-        busy = [Text(_rate(stage["busy"]), style="bold yellow" if each["limit"]["on"] == stage["name"] else "")
-                for stage in each["stages"]]  # fmt: skip
         found.add_row(
             Text(name),
-            Text(_limit(each)),
             Text(_rate(rates["rows_sent"]), style="bold"),
             _bytes(rates["row_bytes_sent"]),
-            _bytes(rates["read_bytes"]),
             "–" if cache["hit_share"] is None else f"{100 * cache['hit_share']:.0f} %",
-            *busy,
             f"{_rate(rates['cpu_s'])} of {each['cores']:g}",
             _bytes(each["memory"]["resident_bytes"]),
             _bytes(cache["bytes"]) if cache["is_on"] else "off",
         )
     return found
+
+
+def _stages(node: dict[str, Any]) -> Text:
+    """How many threads each stage keeps busy, the one that limits lit."""
+    said = Text.assemble((f"{node['name']}: ", "bold"))
+    for stage in node["stages"]:
+        said.append(
+            f"{stage['name']} {_rate(stage['busy'])}  ", "bold yellow" if node["limit"]["on"] == stage["name"] else ""
+        )
+    return said.append(f"threads; {_limit(node)}")
 
 
 def _tenants(tenants: list[dict[str, Any]]) -> Table:

@@ -26,6 +26,7 @@ from headwater.node.web import Page, Request, Server, listen_http
 from headwater.train.access import Access
 
 WHILE_ASKED_S = 10.0  # a page that nobody has open asks nodes for nothing
+FIRST_WITHIN_S = 2.0  # that a page waits for nodes that were not heard of yet
 _JSON = "application/json"
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class Door:
             return _said(500, {"fault": "the numbers can't be made; headwater ui has written more"})
 
     def _status(self) -> dict[str, Any]:
-        return {**self._watched.to_json(), "run_version": self._files.version()}
+        return {**self._watched.to_json(within_s=FIRST_WITHIN_S), "run_version": self._files.version()}
 
     def _run(self) -> dict[str, Any]:
         return self._files.read()

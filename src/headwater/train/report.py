@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.core.cost import Estimate
 from headwater.core.search import placement, sweep
 from headwater.core.trace import strips
+from headwater.errors import PlanError
 
 if TYPE_CHECKING:
     from headwater.train.job import Job
@@ -45,8 +46,9 @@ def planned(job: Job) -> dict[str, Any] | None:
         return None
     cuts: tuple[Estimate, ...] = ()
     if job.measured is not None:
-        size = job.ranking.best.job
-        cuts = sweep(job.measured.cuts, job.measured.profile, job.measured.rig, size, like=job.plan)
+        size, found = job.ranking.best.job, job.measured
+        with contextlib.suppress(PlanError):  # what was measured need not price every cut in this plan's precision
+            cuts = sweep(found.cuts, found.profile, found.rig, size, like=job.plan)
     return {
         "plan": job.plan.to_json(),
         "explanation": job.ranking.explain(),
@@ -73,13 +75,13 @@ class Report:
         self._folder = folder
         self._marks: deque[tuple[float, int, int, float]] = deque()  # time, rows, bytes, waited
         self._num_written = 0
+        self._is_told = False
         self._timeline: dict[str, Any] | None = None
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        (folder / PLANS).unlink(missing_ok=True)  # an earlier run's
         if (found := planned(job)) is not None:
-            write(folder / PLANS, found)
-        else:
-            (folder / PLANS).unlink(missing_ok=True)  # an earlier run's
+            self._put(PLANS, found)
         self._write(job, ended=False)
         self._job = weakref.ref(job)
         self._thread = threading.Thread(
@@ -105,15 +107,17 @@ class Report:
         with self._lock:
             if self._stopped.is_set() and not ended:
                 return
-            try:
-                write(self._folder / RUN, self._said(job, ended))
-            except OSError as error:
-                if self._num_written >= 0:
-                    log.warning("how the run goes can't be written to %s (%s); it goes on without", self._folder,
-                                error.strerror or error)  # fmt: skip
-                self._num_written = -1
-            else:
-                self._num_written += 1
+            self._put(RUN, self._said(job, ended))
+            self._num_written += 1
+
+    def _put(self, name: str, data: dict[str, Any]) -> None:
+        try:
+            write(self._folder / name, data)
+        except OSError as error:
+            if not self._is_told:
+                log.warning("how the run goes can't be written to %s (%s); it goes on without", self._folder,
+                            error.strerror or error)  # fmt: skip
+            self._is_told = True
 
     def _said(self, job: Job, ended: bool) -> dict[str, Any]:
         counts, now = job.counts, time.perf_counter()

@@ -2,12 +2,12 @@
 // nothing: core/looks.py does. Whatever a node says becomes a text node or a number, never markup.
 "use strict";
 
-const EVERY_MS = 2000, AT_MOST_MS = 30000, ANSWER_MS = 8000, KEPT_POINTS = 120;
+const EVERY_MS = 2000, AT_MOST_MS = 30000, ANSWER_MS = 8000, KEPT_POINTS = 120, SILENT_S = 30;
 const SVG = "http://www.w3.org/2000/svg";
 const KEY = "headwater-key";
 const $ = (id) => document.getElementById(id);
 
-const state = { chosen: 0, history: new Map(), failures: 0, run: null, runVersion: null, cut: 0, timer: 0, key: "" };
+const state = { chosen: 0, history: new Map(), failures: 0, run: null, runVersion: null, isRunLive: true, cut: 0, timer: 0, key: "" };
 
 // --- small things ---------------------------------------------------------------------------------------------------
 
@@ -111,7 +111,6 @@ async function look() {
       showRun(state.run);
     }
     state.failures = 0;
-    $("note").hidden = true;
     $("door").hidden = true;
     show(said);
   } catch (error) {
@@ -119,17 +118,15 @@ async function look() {
     state.failures += 1;
     wait = Math.min(AT_MOST_MS, EVERY_MS * 2 ** Math.min(state.failures, 5));
     stated("bad", "no answer");
-    $("note").hidden = false;
-    say($("note"), `No answer: ${error.name === "TimeoutError" ? "it takes too long" : error.message}. Numbers are those of ` +
-      `before; asked again in ${number(wait / 1000)} s.`);
+    note(`No answer: ${error.name === "TimeoutError" ? "it takes too long" : error.message}. Numbers are those of before; ` +
+      `asked again in ${number(wait / 1000)} s.`);
   }
   if (!document.hidden) state.timer = setTimeout(look, wait);
 }
 
 function refused(error) {
   $("all").hidden = true;
-  $("note").hidden = error.status === 401;
-  say($("note"), error.message);
+  note(error.status === 401 ? "" : error.message);
   stated("bad", "not let in");
   const door = $("door");
   if (error.status !== 401) return;
@@ -138,6 +135,12 @@ function refused(error) {
   say($("door-why"), had ? error.message : "A key is needed to look: a token of this node, or what headwater ui printed.");
   door.hidden = false;
   $("key").focus();
+}
+
+// What is told once is not told again: a screen reader reads it out.
+function note(text) {
+  say($("note"), text);
+  $("note").hidden = !text;
 }
 
 function keep(key) {
@@ -172,11 +175,10 @@ function show(said) {
   document.body.classList.toggle("no-nodes", !nodes.length);
   for (const id of ["tenants-section", "own", "faults", "rate"]) $(id).closest("section").hidden = !nodes.length;
   $("metrics-link").hidden = said.kind !== "node";
+  state.isRunLive = Boolean(state.run && state.run.report && !state.run.report.ended && said.at_s - state.run.report.at_s < SILENT_S);
+  if (state.run && state.run.report) sayWhen(state.run.report);
+  note(shown && shown.fault ? `${shown.name}: ${shown.fault}` : "");
   if (!shown) { $("prefixes-section").hidden = true; showChain(null); return; }
-  if (shown.fault) {
-    $("note").hidden = false;
-    say($("note"), `${shown.name}: ${shown.fault}`);
-  }
   const versions = [...new Set(nodes.map((each) => each.version).filter(Boolean))];
   say($("where"), said.kind === "node" ? (shown.roots || []).join(", ") : nodes.length === 1 ? nodes[0].name : "");
   document.title = `${rate(shown.per_s && shown.per_s.rows_sent)} rows/s · Headwater`;
@@ -210,11 +212,10 @@ function showChoices(choices) {
 
 function choose(place) {
   state.chosen = place;
-  $("note").hidden = true;
   showChoices(state.shown);
   const shown = state.shown[place];
+  note(shown.fault ? `${shown.name}: ${shown.fault}` : "");
   if (shown.per_s) showNode(shown);
-  else if (shown.fault) { $("note").hidden = false; say($("note"), `${shown.name}: ${shown.fault}`); }
 }
 
 function showNode(node) {
@@ -286,17 +287,17 @@ function showChain(node) {
   lit(link, limited === "send");
   say(trainer.querySelector("h3 span"), run ? "Trainer" : "Trainers");
   say(trainer.querySelector(".with"), node ? `${number(node.chunks.working)} chunks worked on, ${number(node.chunks.waiting)} wait` : "");
-  const waits = run && !run.ended ? run.waited_share : null;
+  const waits = state.isRunLive ? run.waited_share : null;
   for (const [name, part] of [["wait", waits], ["step", waits === null ? null : 1 - waits]]) {
     const stage = trainer.querySelector(`[data-stage="${name}"]`);
-    say(stage.querySelector(".busy"), part !== null ? `${percent(part)} of the time` : run && run.ended ? "the run has ended" : run ? "measuring" : "its trainer knows");
+    say(stage.querySelector(".busy"), part !== null ? `${percent(part)} of the time` : state.isRunLive ? "measuring" : run ? "the run has ended" : "its trainer knows");
     meter(stage, part || 0);
     lit(stage, name === "step" && limited === "step");
   }
 }
 
 function limiting(node, run) {
-  if (run && run.waited_share !== null && !run.ended && run.waited_share < 0.2) return "step";
+  if (state.isRunLive && run.waited_share !== null && run.waited_share < 0.2) return "step";
   return node ? node.limit.on : "";
 }
 
@@ -408,15 +409,20 @@ function showReport(report) {
     ["left out", number(report.num_skipped)],
   ];
   const list = el("dl", { class: "run" }, ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
-  const when = report.ended ? `Ended at ${clock(report.at_s)}.` : `As of ${clock(report.at_s)}.`;
   const had = $("switches") && $("switches").open;
   const switches = [...report.switches].reverse().map((each) => el("li", {}, `After ${number(each.num_rows)} rows: ${each.why.join("; ")}. Went over from ${each.before} to ${each.after}.`));
-  body.replaceChildren(list, el("p", { class: "say" }, `${capital(report.describe)}. ${when}`));
+  body.replaceChildren(list, el("p", { class: "say" }, `${capital(report.describe)}. `, el("span", { id: "when" })));
+  sayWhen(report);
   if (!switches.length) return;
   const told = el("details", { class: "switches", id: "switches" },
     el("summary", {}, `Went over to another plan ${switches.length === 1 ? "once" : `${number(switches.length)} times`}`), el("ul", {}, ...switches));
   told.open = had;
   body.append(told);
+}
+
+function sayWhen(report) {
+  const at = clock(report.at_s);
+  say($("when"), report.ended ? `Ended at ${at}.` : state.isRunLive ? `As of ${at}.` : `No word since ${at}: it may have been killed.`);
 }
 
 const KINDS = {
