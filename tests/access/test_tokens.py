@@ -21,7 +21,8 @@ PIXELS = Transforms([Resize((8, 8)), ToFloat()])
 
 @pytest.fixture(scope="module")
 def node(start_node_once, tmp_path_factory, pictures, certificates, entry_of):
-    """Serves pictures in three classes: "all" may read everything, "train" the folder `a`; "later" sees what others do; "old" has expired."""
+    """Serves pictures in three classes: "all" may read everything, "train" the folder `a`; "later" sees what others do;
+    "old" has expired."""
     folder = tmp_path_factory.mktemp("node")
     file = folder / "tokens.toml"
     file.write_text(
