@@ -28,6 +28,7 @@ BENCHMARKS = {
     "partition": "the first layers train on four storage devices: time of a step against everything on the trainer",
     "reduce": "gradients added up in the network against Gloo's all-reduce: time, CPU, lost packets, DDP",
     "embedding": "a step with 10 GB of embedding tables by the storage, against fetching vectors and a mapped file",
+    "page": "what it costs a node with 50 tenants that its page is looked at; and what the page looks like",
     "pack": "rows/s of a node on one core from packed shards against JPEGs, and against the engine alone",
 }
 

@@ -13,10 +13,11 @@ MAY_IMPORT = {
     "core": set(),
     "data": {"core"},
     "model": {"core"},
-    "node": {"core", "data", "version"},
+    "node": {"core", "data", "page", "version"},
     "train": {"core", "data", "model", "progress", "version"},
     "reduce": {"core", "version"},
     "sim": {"core"},
+    "page": set(),
 }
 NEVER = {"data": {"torch"}, "node": {"torch"}, "sim": {"torch"}}
 CORE_OTHERS = {"numpy"}

@@ -22,13 +22,15 @@ def test_the_verbs_of_the_command_line():
     from headwater.cli import typer_app
 
     command = typer.main.get_command(typer_app)
-    verbs = ["compare", "cuts", "nodes", "pack", "plan", "profile", "reduce", "serve", "simulate", "token", "train"]
+    verbs = ["compare", "cuts", "doctor", "nodes", "pack", "plan", "profile", "reduce", "serve", "simulate", "token",
+             "top", "train", "ui"]  # fmt: skip
     assert sorted(command.commands) == verbs
     options = {name: sorted(option for each in verb.params for option in each.opts if option.startswith("--"))
                for name, verb in command.commands.items()}  # fmt: skip
     assert options == {
         "compare": ["--json"],
         "cuts": ["--all", "--json", "--size", "--until"],
+        "doctor": ["--json", "--seconds", "--store"],
         "nodes": ["--follow", "--json", "--seconds"],
         "pack": ["--crop", "--job", "--layout", "--on-bad-sample", "--resize", "--shard-size", "--threads", "--verify"],
         "plan": ["--json", "--output", "--picture"],
@@ -87,12 +89,15 @@ def test_the_verbs_of_the_command_line():
             "--max-prefixes",
             "--max-tables",
             "--max-upload",
+            "--operator",
             "--root",
             "--rows-per-second",
             "--to",
             "--weight",
         ],
+        "top": ["--every", "--json", "--once"],
         "train": ["--resume", "--trace"],
+        "ui": ["--listen", "--open"],
     }
 
 

@@ -21,12 +21,14 @@ PIXELS = Transforms([Resize((8, 8)), ToFloat()])
 
 @pytest.fixture(scope="module")
 def node(start_node_once, tmp_path_factory, pictures, certificates, entry_of):
-    """Serves pictures in three classes: "all" may read everything, "train" the folder `a`; "old" has expired."""
+    """Serves pictures in three classes: "all" may read everything, "train" the folder `a`; "later" sees what others do;
+    "old" has expired."""
     folder = tmp_path_factory.mktemp("node")
     file = folder / "tokens.toml"
     file.write_text(
         entry_of("all")
         + entry_of("train", roots=[str(pictures / "a")], max_upload="1KB", max_chunks=1)
+        + entry_of("later", operator=True)
         + entry_of("old", expires=date(2020, 1, 1))
     )
     tls = ("--tls-cert", str(certificates.node_pem), "--tls-key", str(certificates.node_key))
@@ -54,6 +56,7 @@ def put(raw):
 
 CALLS = {
     "hello": lambda raw: list(raw.do_action(flight.Action("hello", b""))),
+    "status": lambda raw: list(raw.do_action(flight.Action("status", b""))),
     "has-prefix": lambda raw: list(raw.do_action(flight.Action("has-prefix", b"0" * 64))),
     "unknown action": lambda raw: list(raw.do_action(flight.Action("shell", b""))),
     "listing": lambda raw: raw.do_get(flight.Ticket(Listing("file:///").dumps())).read_all(),
@@ -191,3 +194,17 @@ def test_a_job_whose_token_is_taken_back_stops_with_the_reason(start_node, tmp_p
         file.write_text(entry_of("later"))
         with pytest.raises(RefusedError, match="the token that was sent is not one of this node's; ask whoever"):
             sum(len(y) for _, y in job.loader)
+
+
+def test_a_tenant_sees_its_own_numbers_and_faults_and_an_operator_all(enter, pictures):
+    for name in ("all", "train"):
+        with pytest.raises(RefusedError):
+            enter(name).list_samples(Listing("/etc"))
+
+    def seen(name):
+        said = enter(name).status()
+        tenants = {labels[0] for metric, labels, _ in said["numbers"] if metric == "headwater_errors_total"}
+        return tenants, {each["tenant"] for each in said["about"]["faults"]}
+
+    assert seen("train") == ({"train"}, {"train"})
+    assert all({"all", "train"} <= each for each in seen("later"))

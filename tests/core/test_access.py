@@ -39,10 +39,11 @@ def test_every_field_of_an_entry_is_read():
         max_prefixes = "2GB"
         rows_per_second = 1000
         weight = 2
+        operator = true
     """)
     end = datetime(2031, 1, 1, tzinfo=UTC).timestamp()  # a day is good to its end
     quota = Quota(4, 500_000_000, 2_000_000_000, 1000, 2.0)
-    assert grant == Grant("vision-team", "0" * 64, ("s3://photos/train", "/data"), quota, end)
+    assert grant == Grant("vision-team", "0" * 64, ("s3://photos/train", "/data"), quota, end, is_operator=True)
 
 
 def test_all_faults_of_a_file_are_in_one_error():
@@ -62,9 +63,10 @@ def test_all_faults_of_a_file_are_in_one_error():
             max_upload = "much"
             rows_per_second = 1.5
             weight = 0
+            operator = "yes"
         """)
     for fault in (
-        "tokens.toml has 10 faults",
+        "tokens.toml has 11 faults",
         "colour is not a part of it",
         "[[token]] 1 (a/b): tenant must be a name",
         "sha256 must be the 64 hexadecimal digits",
@@ -75,6 +77,7 @@ def test_all_faults_of_a_file_are_in_one_error():
         "max_upload is 'much'",
         "rows_per_second is 1.5",
         "weight is 0; it must be a number from 0.01 to 100",
+        "operator is 'yes'; it must be true or false",
     ):
         assert fault in str(caught.value)
     assert TOKEN not in str(caught.value)  # one who puts the token there by mistake does not find it in the log

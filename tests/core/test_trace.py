@@ -1,12 +1,14 @@
 """A timeline that Perfetto opens, whoever's clock a span was on."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.trace import Span, busy_s, perfetto, shift_s
+from headwater.core.trace import Span, busy_s, from_perfetto, perfetto, shift_s, strips
+from headwater.errors import ConfigError
 
 seconds = st.floats(0, 1e4)
 
@@ -41,3 +43,42 @@ def test_a_trace_of_nothing_is_a_file_too():
 def test_seconds_add_up_by_place_and_stage():
     spans = [Span("a", "x", "read", 0, 1), Span("a", "y", "read", 0, 2), Span("b", "x", "step", 0, 4)]
     assert busy_s(spans) == {"a": {"read": 3}, "b": {"step": 4}}
+
+
+SPANS = st.lists(
+    st.builds(
+        Span,
+        st.sampled_from(["trainer", "node"]),
+        st.sampled_from(["one", "two"]),
+        st.sampled_from(["read", "step"]),
+        st.floats(0.0, 100.0),
+        st.floats(0.0, 10.0),
+        st.none(),
+    ),
+    min_size=1,
+)
+
+
+@given(SPANS)
+def test_what_is_under_a_strip_is_the_time_of_its_spans(spans):
+    found = strips(spans, num_bins=50)
+    for strip in found["strips"]:
+        under_s = sum(strip["busy"]) * found["bin_s"]
+        expected_s = busy_s(spans)[strip["place"]][strip["name"]]
+        assert under_s == pytest.approx(expected_s, abs=50 * found["bin_s"] * 1e-4)
+
+
+@given(SPANS)
+def test_a_timeline_is_read_back_as_it_was_written(spans):
+    found = from_perfetto(json.loads(perfetto(spans)))
+    begin = min(span.start_s for span in spans)
+    written = [replace(each, start_s=each.start_s - begin) for each in sorted(spans, key=lambda each: each.start_s)]
+    for one, other in zip(found, written, strict=True):
+        assert (one.place, one.lane, one.name) == (other.place, other.lane, other.name)
+        assert (one.start_s, one.seconds) == pytest.approx((other.start_s, other.seconds), abs=1e-6)
+
+
+@pytest.mark.parametrize("data", [[], {"traceEvents": 5}, {"traceEvents": [{"ph": "X", "ts": "now", "dur": 1}]}])
+def test_what_is_no_timeline_is_refused(data):
+    with pytest.raises(ConfigError):
+        from_perfetto(data)

@@ -9,6 +9,7 @@ import typer
 
 from headwater.cli.compare import compare
 from headwater.cli.cuts import cuts
+from headwater.cli.doctor import doctor
 from headwater.cli.nodes import nodes
 from headwater.cli.pack import pack
 from headwater.cli.plan import plan
@@ -17,7 +18,9 @@ from headwater.cli.reduce import reduce
 from headwater.cli.serve import serve
 from headwater.cli.simulate import simulate
 from headwater.cli.token import token
+from headwater.cli.top import top
 from headwater.cli.train import train
+from headwater.cli.ui import ui
 from headwater.data.secrets import keep_out_of_logs, redact
 from headwater.errors import HeadwaterError
 from headwater.version import VERSION
@@ -51,7 +54,10 @@ typer_app.command()(cuts)
 typer_app.command()(profile)
 typer_app.command()(plan)
 typer_app.command()(nodes)
+typer_app.command()(top)
+typer_app.command()(ui)
 typer_app.command()(pack)
+typer_app.command()(doctor)
 typer_app.command()(reduce)
 typer_app.command()(simulate)
 typer_app.command()(compare)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -15,9 +15,9 @@ from headwater.cli.jobfile import read_job
 from headwater.cli.meaning import model_of, near_options
 from headwater.cli.needs import check_folders, needs_torch
 from headwater.errors import ConfigError
+from headwater.train.report import planned, ranked
 
 if TYPE_CHECKING:
-    from headwater.core.cost import Estimate
     from headwater.train.job import Job
 
 
@@ -25,7 +25,7 @@ def plan(
     job: Path = typer.Argument(help="The job file, in TOML; docs/job-file.md tells its fields."),
     output: Path = typer.Option(None, "-o", "--output", help="Write the best plan here; [plan] file = ... uses it."),
     picture: Path = typer.Option(None, help="Draw the load on each resource against the cut, as a PNG."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table; `headwater ui` shows it."),
 ) -> None:
     """Measure the model, the nodes, the links and this machine, and rank the ways to carry the job out.
 
@@ -44,29 +44,18 @@ def plan(
         if picture is not None:
             draw(found, picture)
         if as_json:
-            print(json.dumps(_as_json(found)))
+            print(json.dumps(planned(found)))
         else:
             show(found, Console())
             for path in filter(None, (output, picture)):
                 Console().print(f"written: {path}")
 
 
-def _rows(job: Job) -> list[tuple[str, Estimate]]:
-    """The best plans and the two extremes, each once."""
-    ranking = job.ranking
-    assert ranking is not None
-    rows = [(str(place), each) for place, each in enumerate(ranking.plans, start=1)]
-    for each in (ranking.nothing, ranking.pixels):
-        if each is not None and all(each.plan != other.plan for _, other in rows):
-            rows.append(("", each))
-    return rows
-
-
 def show(job: Job, console: Console) -> None:
     """The table and the sentences."""
     from headwater.core.search import placement, share_words
 
-    rows = _rows(job)
+    rows = ranked(job)
     has_energy = any(each.energy_j for _, each in rows)
     numbers = ["pictures/s", "bytes down a picture", *(["modelled J a picture"] if has_energy else [])]
     table = Table(title="plans, best first (estimated from measured costs)", title_justify="left")
@@ -88,15 +77,6 @@ def show(job: Job, console: Console) -> None:
         console.print(f"{precision}: {found}", soft_wrap=True)
     assert job.ranking is not None
     console.print(job.ranking.explain(), soft_wrap=True)
-
-
-def _as_json(job: Job) -> dict[str, Any]:
-    assert job.ranking is not None
-    return {
-        "plan": job.plan.to_json(),
-        "explanation": job.ranking.explain(),
-        "estimates": [each.to_json() for _, each in _rows(job)],
-    }
 
 
 def draw(job: Job, path: Path) -> None:

@@ -32,6 +32,9 @@ def token(
         min=0.0,
         help="What each of its jobs gets of a node's time and memory against others; 0: as much (1).",
     ),
+    operator: bool = typer.Option(
+        False, "--operator", help="For whoever runs the node: `headwater ui` and `top` show what all tenants do."
+    ),
     to: Path = typer.Option(None, help="Add the entry to this tokens file; then only the token is printed."),
 ) -> None:
     """Make a token. It is shown once: nodes know its sha256 alone.
@@ -44,7 +47,7 @@ def token(
     entry = entry_text(tenant, token_digest(made), {
         "roots": [each if "://" in each else str(Path(each).expanduser().absolute()) for each in root],
         "expires": expires, "max_chunks": max_chunks, "max_upload": max_upload, "max_prefixes": max_prefixes,
-        "max_tables": max_tables, "rows_per_second": rows_per_second, "weight": weight,
+        "max_tables": max_tables, "rows_per_second": rows_per_second, "weight": weight, "operator": operator,
     })  # fmt: skip
     if to is not None:
         _add(to, entry)

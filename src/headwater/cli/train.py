@@ -36,9 +36,10 @@ def train(
 ) -> None:
     """Train a model as a job file says: its frozen part near the data, the rest here.
 
-    Writes model.pt (the model's own state_dict), checkpoint.pt and metrics.jsonl to the job's output folder. After each
-    epoch it prints what it took: CPU-seconds and memory of the trainer and of each node (for all of a node's jobs), and
-    energy, which is modelled from the watts in [power].
+    Writes model.pt (the model's own state_dict), checkpoint.pt and metrics.jsonl to the job's output folder, and
+    meanwhile run.json, which `headwater ui FOLDER` shows. After each epoch it prints what it took: CPU-seconds and
+    memory of the trainer and of each node (for all of a node's jobs), and energy, which is modelled from the watts in
+    [power].
     """
     needs_torch()
     if trace is not None and not trace.resolve().parent.is_dir():
@@ -85,6 +86,7 @@ def run(file: JobFile, resume: bool, trace: Path | None = None) -> None:
             _load(checkpoint, {"model": model, "optimizer": optimizer, "loader": job.loader})
         position = dict(job.loader.state_dict())  # after the last whole step; the loader may already be at the next
         output.mkdir(parents=True, exist_ok=True)
+        job.report(output)
         console.print(f"{len(job.samples):,} pictures of {len(job.samples.classes)} classes; {job.describe()}")
 
         def save() -> None:

@@ -47,13 +47,15 @@ class Quota:
 
 @dataclass(frozen=True)
 class Grant:
-    """What one token allows. Without `roots`: everything that the node serves."""
+    """What one token allows. Without `roots`: everything that the node serves. An operator sees what all tenants do; it
+    may read no more than others."""
 
     tenant: str
     digest: str
     roots: tuple[str, ...] = ()
     quota: Quota = Quota()
     expires_s: float | None = None  # seconds since 1970
+    is_operator: bool = False
 
 
 def token_digest(token: str) -> str:
@@ -88,7 +90,7 @@ def identify(grants: Sequence[Grant], headers: Sequence[str], now_s: float) -> G
 
 
 _FIELDS = ("tenant", "sha256", "roots", "expires", "max_chunks", "max_upload", "max_prefixes", "max_tables",
-           "rows_per_second", "weight")  # fmt: skip
+           "rows_per_second", "weight", "operator")  # fmt: skip
 
 
 def read_grants(data: Mapping[str, Any], where: str) -> tuple[Grant, ...]:
@@ -148,6 +150,9 @@ def _read_grant(entry: Mapping[str, Any]) -> tuple[Grant | None, list[str]]:
     weight = entry.get("weight", 1.0)
     if type(weight) not in (int, float) or not WEIGHTS[0] <= weight <= WEIGHTS[1]:
         faults.append(f"weight is {weight!r}; it must be a number from {WEIGHTS[0]:g} to {WEIGHTS[1]:g}")
+    operator = entry.get("operator", False)
+    if type(operator) is not bool:
+        faults.append(f"operator is {operator!r}; it must be true or false, without quotes")
     expires_s = None
     if "expires" in entry and (expires_s := _end_of(entry["expires"])) is None:
         faults.append(
@@ -159,7 +164,7 @@ def _read_grant(entry: Mapping[str, Any]) -> tuple[Grant | None, list[str]]:
     assert isinstance(digest, str)
     quota = Quota(numbers["max_chunks"], numbers["max_upload"], numbers["max_prefixes"], numbers["rows_per_second"],
                   float(weight), numbers["max_tables"])  # fmt: skip
-    return Grant(tenant, digest, tuple(roots), quota, expires_s), []
+    return Grant(tenant, digest, tuple(roots), quota, expires_s, operator), []
 
 
 def _end_of(expires: object) -> float | None:
@@ -185,6 +190,8 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         plain = value.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + "".join(each if each >= " " and each != "\x7f" else f"\\u{ord(each):04x}" for each in plain) + '"'
+    if isinstance(value, bool):
+        return str(value).lower()
     return value.isoformat() if isinstance(value, date) else str(value)
 
 

@@ -1,7 +1,7 @@
 """A run's timeline: who did what when, on every tier.
 
-Owns `Span`, how spans of two clocks are laid over each other, and the file that Perfetto (ui.perfetto.dev) and Chrome
-open. Live runs and simulated ones write the same.
+Owns `Span`, how spans of two clocks are laid over each other, the file that Perfetto (ui.perfetto.dev) and Chrome open,
+and `strips`, what the page draws of it. Live runs and simulated ones write the same.
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from headwater.errors import ConfigError
+
+TRAINER = "trainer"
 STAGES = ("read", "decode", "augment", "infer", "send", "wait", "step")
 
 
@@ -62,6 +68,64 @@ def perfetto(spans: Sequence[Span], places: Iterable[str] = ()) -> str:
             event["args"] = {"chunk": span.chunk}
         events.append(event)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
+
+
+def from_perfetto(data: object) -> list[Span]:
+    """The spans of such a file, parsed as JSON. ConfigError if it is another one."""
+    events = data.get("traceEvents") if isinstance(data, dict) else None
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        raise ConfigError("this is no timeline: it has no list of traceEvents")
+    names: dict[tuple[str, object, object], str] = {}
+    for event in events:
+        if event.get("ph") == "M" and isinstance(about := event.get("args"), dict):
+            tid = event.get("tid") if event.get("name") == "thread_name" else 0
+            names[str(event.get("name")), event.get("pid"), tid] = str(about.get("name"))
+    spans = []
+    for number, event in enumerate(events):
+        if event.get("ph") != "X":
+            continue
+        start, taken = event.get("ts"), event.get("dur")
+        if not all(isinstance(each, int | float) and -1e15 < each < 1e15 for each in (start, taken)):
+            raise ConfigError(f"event {number} of the timeline has no times (ts, dur)")
+        about = event.get("args")
+        chunk = about.get("chunk") if isinstance(about, dict) else None
+        pid, tid = event.get("pid"), event.get("tid")
+        spans.append(Span(names.get(("process_name", pid, 0), str(pid)), names.get(("thread_name", pid, tid), str(tid)),
+                          str(event.get("name")), 1e-6 * float(start), max(0.0, 1e-6 * float(taken)),
+                          chunk if isinstance(chunk, int) else None))  # fmt: skip
+    return spans
+
+
+def strips(spans: Sequence[Span], num_bins: int = 240) -> dict[str, Any]:
+    """How many threads each stage keeps busy at each place, over the whole time: plain data for a picture.
+
+    What is under a strip is the time of its spans: nothing is sampled or left out.
+    """
+    begin = min((span.start_s for span in spans), default=0.0)
+    end = max((span.start_s + span.seconds for span in spans), default=0.0)
+    bin_s = max(end - begin, 1e-6) / num_bins
+    edges = np.linspace(0.0, num_bins * bin_s, num_bins + 1)
+    groups: dict[tuple[str, str], list[Span]] = {}
+    for span in spans:
+        groups.setdefault((span.place, span.name), []).append(span)
+    places = sorted({span.place for span in spans}, key=lambda place: (place == TRAINER, place))  # as the chain goes
+    known = {name: place for place, name in enumerate(STAGES)}
+    found = []
+    for (place, name), each in sorted(groups.items(), key=lambda one: (places.index(one[0][0]),
+                                                                       known.get(one[0][1], len(known)))):  # fmt: skip
+        starts = np.array([span.start_s - begin for span in each])
+        done = _behind(edges, starts) - _behind(edges, starts + np.array([span.seconds for span in each]))
+        busy = np.maximum(np.diff(done), 0.0) / bin_s
+        found.append({"place": place, "name": name, "busy": [round(float(value), 4) for value in busy]})
+    return {"bin_s": bin_s, "strips": found}
+
+
+def _behind(edges: npt.NDArray[np.float64], times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """At each edge, the seconds since each time that is over, added up."""
+    times = np.sort(times)
+    sums = np.concatenate([[0.0], np.cumsum(times)])
+    num = np.searchsorted(times, edges, side="right")
+    return num * edges - sums[num]
 
 
 def busy_s(spans: Iterable[Span]) -> dict[str, dict[str, float]]:

@@ -1,7 +1,7 @@
 """What a node says in JSON: the fields that a trainer counts with are there, and are what they should be.
 
-Owns the checks of the answers to "hello" and to a probe. Other fields are taken as they come: another version of the
-same protocol may say more.
+Owns the checks of the answers to "hello", to "status" and to a probe. Other fields are taken as they come: another
+version of the same protocol may say more.
 """
 
 from __future__ import annotations
@@ -38,6 +38,16 @@ def check_probe(found: Mapping[str, Any], with_prefix: bool, where: str) -> None
     _refuse(faults, f"{where}: the answer to a probe can't be used")
 
 
+def check_status(answer: object, where: str) -> None:
+    """DamagedError if this is not what a node shows of itself."""
+    found = answer if isinstance(answer, Mapping) else {}
+    faults = [] if isinstance(found.get("about"), dict) else ["about"]
+    if not _are_numbers(found.get("numbers")):
+        faults.append("numbers")
+    _refuse(faults, f"{where} does not show itself as a node does")
+    check_hello(found["about"], where)
+
+
 def _refuse(faults: list[str], what: str) -> None:
     if faults:
         raise DamagedError(
@@ -54,6 +64,14 @@ def _is_amount(value: object) -> bool:
 
 def _are_amounts(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(name, str) and _is_amount(each) for name, each in value.items())
+
+
+def _are_numbers(value: object) -> bool:
+    """[[metric, [label, …], amount], …]"""
+    return isinstance(value, list) and all(
+        isinstance(each, list) and len(each) == 3 and isinstance(each[0], str) and isinstance(each[1], list)
+        and all(isinstance(label, str) for label in each[1]) and _is_amount(each[2]) for each in value
+    )  # fmt: skip
 
 
 def _are_kernels(value: object) -> bool:

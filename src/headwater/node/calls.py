@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from headwater.core.drain import Drain, State
 from headwater.core.seldom import Seldom
 from headwater.core.tally import Tally
 from headwater.data import wire
+from headwater.data.secrets import redact
 from headwater.errors import DamagedError, HeadwaterError, UnreachableError
 
 UNEXPECTED = "unexpected"  # errors that have no name of ours
 ANYONE = "anyone"  # the tenant of a node without tokens
 _ACCESS = "access"  # the middleware that knows whose token came with a call
+MAX_FAULTS, MAX_FAULT_CHARS = 50, 300  # that are shown to people
 _LINES_AT_ONCE, _LINE_EVERY_S = 50, 1.0  # in the log about requests that failed: a stranger may cause any number
 
 log = logging.getLogger(__name__)
@@ -70,6 +73,7 @@ class Calls:
         self._drain = Drain(drain_s)
         self._tally = Tally()
         self._seldom = Seldom(_LINES_AT_ONCE, _LINE_EVERY_S)
+        self._faults: deque[dict[str, Any]] = deque(maxlen=MAX_FAULTS)
         self.changed: Callable[[], object] = lambda: None
 
     @property
@@ -81,6 +85,12 @@ class Calls:
         """(name, labels, amount) of everything that was counted."""
         with self._lock:
             return self._tally.items()
+
+    def faults(self, tenant: str | None = None) -> list[dict[str, Any]]:
+        """The newest requests that failed, the last one first; of one tenant, if it is named."""
+        with self._lock:
+            found = [dict(each) for each in reversed(self._faults)]
+        return [each for each in found if tenant in (None, each["tenant"])]
 
     def check_serving(self) -> None:
         """UnreachableError, which sends a trainer to other nodes, on a node that is about to end."""
@@ -194,7 +204,17 @@ class Calls:
         foreseen = isinstance(error, HeadwaterError) and type(error) is not HeadwaterError
         with self._lock:
             self._tally.add("errors", asked.tenant, type(error).__name__ if foreseen else UNEXPECTED)
+            self._keep(asked, type(error).__name__ if foreseen else UNEXPECTED, error)
         self._write(logging.WARNING if foreseen else logging.ERROR, asked, error)
+
+    def _keep(self, asked: Asked, kind: str, error: BaseException) -> None:
+        """For people who look; one after the other that are alike are one."""
+        said = redact(str(error))[:MAX_FAULT_CHARS] if kind != UNEXPECTED else "unexpected; the node's log has more"
+        same = {"tenant": asked.tenant, "kind": kind, "request": asked.kind, "said": said}
+        times = 1
+        if self._faults and same.items() <= self._faults[-1].items():
+            times += self._faults.pop()["times"]
+        self._faults.append({"at_s": time.time(), "times": times, **same})
 
     def _write(self, level: int, asked: Asked, error: BaseException) -> None:
         if not log.isEnabledFor(level):

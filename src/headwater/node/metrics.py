@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwater.core.access import Grant
 from headwater.core.exposition import Metric, Sample, exposition
+from headwater.core.looks import Key
 from headwater.node.calls import Calls
 
 STAGES = ("read", "decode", "infer", "send")
@@ -84,12 +87,47 @@ _BUSY = {
 _GAUGES_BY_TENANT = ("requests_under_way", "group_rows")
 
 
+@dataclass(frozen=True)
+class Shown:
+    """One look at a node: its numbers, and what else it says of itself to whoever has this grant."""
+
+    samples: tuple[Sample, ...]
+    about: Callable[[Grant | None], Mapping[str, Any]]
+
+    def text(self) -> str:
+        """/metrics"""
+        return exposition(METRICS, self.samples)
+
+    def numbers(self) -> dict[Key, float]:
+        """The same as data."""
+        return {(each.metric, *each.labels): float(each.value) for each in self.samples}
+
+
+def shown(hello: dict[str, Any], calls: Calls, num_turned_away: int) -> tuple[Sample, ...]:
+    """Every number, from what the node says of itself and what it has counted."""
+    return (*_of_the_node(hello), *_of_requests(calls.items(), hello["chunks"]), *_of_the_process(hello["cpu_s"]),
+            Sample("headwater_http_turned_away_total", num_turned_away))  # fmt: skip
+
+
 def metrics_text(hello: dict[str, Any], calls: Calls, num_turned_away: int) -> str:
-    """/metrics, from what the node says of itself and what it has counted."""
-    counted = calls.items()
-    samples = [*_of_the_node(hello), *_of_requests(counted, hello["chunks"]), *_of_the_process(hello["cpu_s"]),
-               Sample("headwater_http_turned_away_total", num_turned_away)]  # fmt: skip
-    return exposition(METRICS, samples)
+    """/metrics"""
+    return exposition(METRICS, shown(hello, calls, num_turned_away))
+
+
+_OF_A_TENANT = frozenset(metric.name for metric in METRICS if "tenant" in metric.labels)
+_OF_A_PREFIX = frozenset(metric.name for metric in METRICS if "prefix" in metric.labels)
+
+
+def may_see(tenant: str, about: Mapping[str, Any]) -> Callable[[Key], bool]:
+    """Which numbers are this tenant's to see: the node's own, and those of the tenant and its prefixes."""
+    prefixes = {each["digest"][:12] for each in about["prefixes"]}
+
+    def may(key: Key) -> bool:
+        if key[0] in _OF_A_TENANT:
+            return key[1] == tenant
+        return key[0] not in _OF_A_PREFIX or key[1] in prefixes
+
+    return may
 
 
 def _of_the_node(hello: dict[str, Any]) -> Iterator[Sample]:

@@ -1,172 +1,151 @@
-"""The pages that an operator's tools ask a node for, over HTTP: /metrics, /healthz and /readyz.
+"""The pages of a node, over HTTP: /metrics, /healthz and /readyz for tools, and one to look at for people.
 
-Owns `Pages`, a server that no client can make a burden: one thread has all connections, and another makes /metrics, a
-few times a second at most. Connections are few and short: what does not come within its time or size is hung up on, the
-oldest goes when there are too many, and new ones are taken at a limited pace.
+Owns `Pages`. One look at the node makes /metrics and /status.json (what the page shows), a few times a second at
+most and in a thread of its own, so both have the same numbers. Tools need no token for /metrics; /status.json has more
+(jobs, faults, roots), and on a node with tokens it wants one. A token is taken from this machine alone: there is no TLS
+here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import logging
 import socket
-import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from headwater import page
+from headwater.core.access import Grant, identify, is_loopback
 from headwater.core.exposition import CONTENT_TYPE
-from headwater.errors import ConfigError
+from headwater.core.looks import Look, Looks, only, view
+from headwater.errors import RefusedError
+from headwater.node.metrics import Shown, may_see
+from headwater.node.web import Page, Request, Server
 
-MAX_CONNECTIONS = 64
-MAX_REQUEST_BYTES = 8192  # what others allow, too
-WITHIN_S = 5.0  # of a connection, from its first byte to its last; Prometheus waits for 10 s by default
-MAX_PER_S = 200.0  # connections: a flood of them took a tenth of a core so
 FRESH_S = 0.25  # numbers that are no older are shown again
-_PLAIN = "text/plain; charset=utf-8"
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
-            431: "Request Header Fields Too Large", 500: "Internal Server Error",
-            503: "Service Unavailable"}  # fmt: skip
+_JSON = "application/json"
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Page:
-    status: int
-    text: str
-    kind: str = _PLAIN
+class _Made:
+    """Of one look: what it showed, and /metrics."""
 
-    def to_bytes(self, with_text: bool = True) -> bytes:
-        body = self.text.encode()
-        head = (f"HTTP/1.1 {self.status} {_REASONS[self.status]}\r\nContent-Type: {self.kind}\r\n"
-                f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n")  # fmt: skip
-        return head.encode() + (body if with_text else b"")
-
-
-def listen_http(address: str) -> socket.socket:
-    """A socket at HOST:PORT; port 0 takes a free one."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"--http is {address!r}; it must look like 127.0.0.1:9815")
-    host = host.removeprefix("[").removesuffix("]")
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, int(port)), family=family, backlog=128)
-    except OSError as error:
-        raise ConfigError(f"can't listen on --http {address} ({error.strerror or error}); is something else running "
-                          "there, or is it not an address of this machine?") from None  # fmt: skip
+    shown: Shown
+    metrics: Page
 
 
 class Pages:
-    """Answers on `listener` until closed. `metrics` makes that page; it is told how many clients were turned away."""
+    """Answers on `listener` until closed. `look` is told how many clients were turned away; `grants` has the tokens
+    that are in force, on a node that asks for one."""
 
-    def __init__(self, listener: socket.socket, metrics: Callable[[int], str], is_ready: Callable[[], bool]) -> None:
-        self.num_turned_away = 0
-        self.port: int = listener.getsockname()[1]
-        self._listener = listener
-        self._metrics = metrics
+    def __init__(
+        self,
+        listener: socket.socket,
+        look: Callable[[int], Shown],
+        is_ready: Callable[[], bool],
+        grants: Callable[[], Sequence[Grant]] | None = None,
+    ) -> None:
+        self._look = look
         self._is_ready = is_ready
+        self._grants = grants
+        self._is_here_only = is_loopback(str(listener.getsockname()[0]))
         self._maker = ThreadPoolExecutor(1, "metrics")
-        self._making: asyncio.Future[Page] | None = None
+        self._making: asyncio.Future[_Made | None] | None = None
         self._made_at = 0.0
-        self._open: dict[asyncio.Task[None], None] = {}  # the oldest first
-        self._loop = asyncio.new_event_loop()
-        self._serving = self._loop.create_task(self._serve())
-        self._thread = threading.Thread(target=self._run, name="pages", daemon=True)
-        self._thread.start()
+        self._looks = Looks()
+        self._views: dict[Grant | None, bytes] = {}  # of the newest look
+        self._server = Server(listener, self._page)
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def num_turned_away(self) -> int:
+        return self._server.num_turned_away
 
     def close(self) -> None:
         """Hang up on everybody."""
-        with contextlib.suppress(RuntimeError):  # it has ended by itself
-            self._loop.call_soon_threadsafe(self._serving.cancel)
-        self._thread.join(1.0)
+        self._server.close()
         self._maker.shutdown(wait=False, cancel_futures=True)
-        self._listener.close()
 
-    def _run(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            self._loop.run_until_complete(self._serving)
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        try:
-            await self._accept()
-        finally:
-            for task in self._open:
-                task.cancel()
-            await asyncio.gather(*self._open, return_exceptions=True)
-
-    async def _accept(self) -> None:
-        self._listener.setblocking(False)
-        while True:
-            try:
-                connection, _ = await self._loop.sock_accept(self._listener)
-            except OSError as error:  # no more files may be open, or the client has gone again
-                log.debug("a connection to --http was lost: %s", error)
-            else:
-                if len(self._open) >= MAX_CONNECTIONS:
-                    oldest = next(iter(self._open))
-                    del self._open[oldest]
-                    oldest.cancel()
-                    self.num_turned_away += 1
-                task = self._loop.create_task(self._talk(connection))
-                self._open[task] = None
-                task.add_done_callback(lambda done: self._open.pop(done, None))
-            await asyncio.sleep(1.0 / MAX_PER_S)
-
-    async def _talk(self, connection: socket.socket) -> None:
-        """One question, one answer."""
-        with connection:
-            reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_REQUEST_BYTES)
-            try:
-                async with asyncio.timeout(WITHIN_S):
-                    writer.write(await self._answer(reader))
-                    writer.close()
-                    await writer.wait_closed()
-            except TimeoutError:
-                self.num_turned_away += 1
-            except (OSError, EOFError):  # it hung up
-                pass
-            finally:
-                writer.transport.abort()
-
-    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            self.num_turned_away += 1
-            return Page(431, f"a request has at most {MAX_REQUEST_BYTES} bytes\n").to_bytes()
-        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return Page(400, "this is no request of HTTP/1.1\n").to_bytes()
-        method, path = words[0], words[1].split("?")[0]
-        if method not in ("GET", "HEAD"):
-            return Page(405, "pages are read with GET\n").to_bytes()
-        return (await self._page(path)).to_bytes(with_text=method == "GET")
-
-    async def _page(self, path: str) -> Page:
-        match path:
+    async def _page(self, request: Request) -> Page:
+        match request.path:
             case "/healthz":
                 return Page(200, "ok\n")
             case "/readyz":
                 return Page(200, "ready\n") if self._is_ready() else Page(503, "draining\n")
             case "/metrics":
-                return await self._fresh_metrics()
-        return Page(404, "there are /metrics, /healthz and /readyz\n")
+                made = await self._fresh()
+                return _CANT_BE_MADE if made is None else made.metrics
+            case page.STATUS:
+                return await self._status(request)
+            case path if path in page.FILES:
+                content, kind = page.static()[path]
+                return Page(200, content, kind, page.HEADERS)
+        return Page(404, "there are / to look at, /metrics, /healthz and /readyz\n")
 
-    async def _fresh_metrics(self) -> Page:
-        """Made now, or a moment ago; whoever comes while they are made gets the same."""
-        now = self._loop.time()
+    async def _status(self, request: Request) -> Page:
+        """What the page shows, to whoever may see it."""
+        if self._is_here_only and not is_loopback(request.host):
+            # A name that someone else's page had turned into our address.
+            return _refused(421, "this page is served to this machine: ask for it as 127.0.0.1 or localhost")
+        grant = None
+        if self._grants is not None:
+            if not request.is_here:
+                return _refused(403, _NOT_IN_THE_OPEN)
+            given = [request.headers["authorization"]] if "authorization" in request.headers else []
+            try:
+                grant = identify(self._grants(), given, time.time())
+            except RefusedError as error:
+                return _refused(401, str(error))
+        if (made := await self._fresh()) is None:
+            return _CANT_BE_MADE
+        said = await asyncio.get_running_loop().run_in_executor(self._maker, self._view, made, grant)
+        return Page(200, said, _JSON, page.HEADERS)
+
+    async def _fresh(self) -> _Made | None:
+        """Made now, or a moment ago; whoever comes while it is made gets the same."""
+        now = self._server.loop.time()
         if self._making is None or (self._making.done() and now - self._made_at > FRESH_S):
             self._made_at = now
-            self._making = self._loop.run_in_executor(self._maker, self._make)
+            self._making = self._server.loop.run_in_executor(self._maker, self._make)
         return await asyncio.shield(self._making)
 
-    def _make(self) -> Page:
+    def _make(self) -> _Made | None:
         try:
-            return Page(200, self._metrics(self.num_turned_away), CONTENT_TYPE)
+            shown = self._look(self.num_turned_away)
+            self._looks.add(Look(time.monotonic(), shown.numbers(), shown.about(None)))
+            self._views.clear()
+            return _Made(shown, Page(200, shown.text(), CONTENT_TYPE))
         except Exception:
             log.exception("unexpected error while metrics were made")
-            return Page(500, "metrics can't be made; the node's log has more\n")
+            return None
+
+    def _view(self, made: _Made, grant: Grant | None) -> bytes:
+        """In the maker's thread: looks are its own."""
+        if grant not in self._views:
+            seen = self._looks.seen()
+            assert seen is not None
+            if grant is not None and not grant.is_operator:
+                about = made.shown.about(grant)
+                seen = only(seen, may_see(grant.tenant, about), about)
+            told = {"kind": "node", "at_s": time.time(), "nodes": [{"name": "this node", "fault": "", **view(seen)}]}
+            self._views[grant] = json.dumps(told).encode()
+        return self._views[grant]
+
+
+_NOT_IN_THE_OPEN = (
+    "this node asks for a token, and none is taken here over a network, where others could read it; look from your own "
+    "machine: headwater ui grpc+tls://HOST:PORT"
+)
+_CANT_BE_MADE = Page(500, "metrics can't be made; the node's log has more\n")
+
+
+def _refused(status: int, why: str) -> Page:
+    return Page(status, json.dumps({"fault": why}), _JSON, page.HEADERS)

@@ -26,12 +26,12 @@ from headwater.data.memory import memory_bytes
 from headwater.errors import ConfigError
 from headwater.node.cache import Cache
 from headwater.node.calls import Calls
-from headwater.node.metrics import metrics_text
-from headwater.node.pages import Pages, listen_http
+from headwater.node.pages import Pages
 from headwater.node.service import Node
 from headwater.node.tables import Tables, default_table_bytes
 from headwater.node.tls import Tls
 from headwater.node.tokens import OneToken
+from headwater.node.web import listen_http
 
 DRAIN_S = 20.0  # a chunk takes seconds; Kubernetes kills after 30 s
 STOP_WITHIN_S = 1.0  # streams end within 0.25 s of being told; those nobody reads are cut off
@@ -87,7 +87,8 @@ def serve(
     """Serve `roots` until a signal arrives, or, if wanted, until standard input ends.
 
     After a signal, what is under way has `drain_s` to be finished; another signal ends it. `http` is the HOST:PORT of
-    /metrics, /healthz and /readyz; the node's `http_port` has the port that was taken. Without it there are none.
+    the page to look at, /metrics, /healthz and /readyz; the node's `http_port` has the port that was taken. Without it
+    there are none.
 
     Rows are kept in `cache_folder` (by default beside the prefixes) within `cache_bytes`: None takes the default of
     `Cache`, 0 keeps none. Where another node uses that folder, the first of `num_caches` that none uses is taken:
@@ -136,9 +137,8 @@ def serve(
         threading.Thread(target=watch, name="parent", daemon=True).start()
     node.calls.changed = lambda: os.write(tell, _CHANGED)
     if listener is not None:
-        pages = Pages(listener, lambda turned_away: metrics_text(node.hello(), node.calls, turned_away),
-                      lambda: node.calls.is_serving)  # fmt: skip
-        node.http_port = pages.port
+        pages = Pages(listener, node.shown, lambda: node.calls.is_serving, node.grants)
+        node.http_port, node.num_turned_away = pages.port, lambda: pages.num_turned_away
     announce(node)
     log.info("the node ends: %s", _wait(node.calls, told))
     node.stop(STOP_WITHIN_S)

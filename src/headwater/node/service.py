@@ -46,6 +46,7 @@ from headwater.node.calls import Asked, Calls, tenant_of
 from headwater.node.child import Children
 from headwater.node.door import KEY, Door, grant_of
 from headwater.node.exchange import Exchange
+from headwater.node.metrics import Shown, may_see, shown
 from headwater.node.prefixes import Prefixes, Wanted
 from headwater.node.quantise import has_vnni
 from headwater.node.quotas import Quotas
@@ -101,6 +102,7 @@ class Node(flight.FlightServerBase):
         """
         self.roots = tuple(full_url(root) for root in roots)
         known = TokensFile(tokens, self.roots) if isinstance(tokens, Path) else tokens
+        self.grants = None if known is None else known.grants  # the tokens in force, on a node that asks for one
         middleware = {} if known is None else {KEY: Door(known)}
         tls_options = {} if tls is None else tls.server_options()
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
@@ -125,6 +127,7 @@ class Node(flight.FlightServerBase):
         self._room = threading.Condition()  # a turn was given back
         self.calls = Calls(drain_s)
         self.http_port: int | None = None  # of its pages, if it has any
+        self.num_turned_away: Callable[[], int] = lambda: 0  # from these
         super().__init__(listen, middleware=middleware, **tls_options)
 
     def stop(self, within_s: float) -> None:
@@ -171,6 +174,7 @@ class Node(flight.FlightServerBase):
             "prefixes": prefixes,
             "busy": {**self._extractor.busy.to_json(), **(self.cache.to_json() if self.cache else {})},
             "cache_fault": None if self.cache is None else self.cache.why_off,
+            "at_s": time.time(),
             "cpu_s": time.process_time(),
             "resident_bytes": held_bytes(),
             "page_cache_bytes": page_cache_bytes(),
@@ -180,6 +184,26 @@ class Node(flight.FlightServerBase):
             "prefix_files": self._prefixes.files(),
             "tables": self._tables.to_json(),
         }
+
+    def shown(self, num_turned_away: int = 0) -> Shown:
+        """One look at all of it: every number of /metrics, and what else is told to whom."""
+        hello = self.hello()
+
+        def about(grant: Grant | None) -> dict[str, Any]:
+            if grant is None or grant.is_operator:
+                return {**hello, "faults": self.calls.faults()}
+            return {**self.hello(grant), "faults": self.calls.faults(grant.tenant)}
+
+        return Shown(shown(hello, self.calls, num_turned_away), about)
+
+    def _status(self, grant: Grant | None) -> dict[str, Any]:
+        """What whoever has this grant may see of the node at this moment."""
+        found = self.shown(self.num_turned_away())
+        about, numbers = found.about(grant), found.numbers()
+        if grant is not None and not grant.is_operator:
+            may = may_see(grant.tenant, about)
+            numbers = {key: value for key, value in numbers.items() if may(key)}
+        return {"about": about, "numbers": [[key[0], list(key[1:]), value] for key, value in numbers.items()]}
 
     def _chunks(self) -> dict[str, int]:
         """That are worked on; that wait for their trainers, and no longer count; and how many may be worked on."""
@@ -196,6 +220,8 @@ class Node(flight.FlightServerBase):
             if action.type == "has-tokenizer":
                 digest = _digest(action.body.to_pybytes().decode(errors="replace"))
                 return [json.dumps((self._tokenizers / f"{digest}.json").exists()).encode()]
+            if action.type == "status":
+                return [json.dumps(self._status(grant_of(context))).encode()]
             if action.type == "has-prefix":
                 digest = _digest(action.body.to_pybytes().decode(errors="replace"))
                 return [json.dumps(digest in self._prefixes).encode()]
@@ -623,9 +649,13 @@ class _SessionHost:
         return self._node._quotas.pause_s(self._grant, num_rows)
 
 
-_ACTIONS = [("hello", "who the node is and what it can do"), ("has-prefix", "does it hold the prefix of this digest?"),
-            ("has-tokenizer", "does it hold the tokenizer of this digest?"),
-            (tablewire.ACTION, "a message about an embedding table")]  # fmt: skip
+_ACTIONS = [
+    ("hello", "who the node is and what it can do"),
+    ("status", "every number of /metrics and what else there is to look at, as far as it concerns the caller"),
+    ("has-prefix", "does it hold the prefix of this digest?"),
+    ("has-tokenizer", "does it hold the tokenizer of this digest?"),
+    (tablewire.ACTION, "a message about an embedding table"),
+]
 _TOKENIZER = b"tokenizer "  # what the command of its upload begins with
 
 

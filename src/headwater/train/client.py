@@ -20,7 +20,7 @@ import pyarrow.flight as flight
 
 from headwater.core.form import shown
 from headwater.data import tokenizerfile, wire
-from headwater.data.answers import check_hello, check_probe
+from headwater.data.answers import check_hello, check_probe, check_status
 from headwater.data.handover import Inbox
 from headwater.data.samples import Samples
 from headwater.data.secrets import redact
@@ -78,6 +78,12 @@ class NodeClient:
             )
         check_hello(answer, self.name)
         return answer
+
+    def status(self) -> dict[str, Any]:
+        """Every number of the node's /metrics, and what else it shows of itself to us: {"numbers", "about"}."""
+        answer = self._act("status")
+        check_status(answer, self.name)
+        return dict(answer)
 
     def finds_folder(self) -> bool:
         """Does this machine see the folder in which the node leaves rows?"""

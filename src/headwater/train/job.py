@@ -57,6 +57,7 @@ from headwater.train.intake import take
 from headwater.train.loader import Loader
 from headwater.train.measure import Measured, measure, trainers_here
 from headwater.train.own import PLACE, OwnNode
+from headwater.train.report import Report
 from headwater.train.source import Source
 from headwater.train.speeds import measure_here
 from headwater.train.trace import Trace
@@ -102,6 +103,7 @@ class Job:
         self._close = weakref.finalize(loader, resources.close)
         self._source = source
         self._watch = watch
+        self._report: Report | None = None
 
     @property
     def switches(self) -> tuple[Switch, ...]:
@@ -142,6 +144,16 @@ class Job:
         and energy, which is modelled, where `power` was given. A node counts for all of its jobs together."""
         return {} if self._meter is None else self._meter.lap()
 
+    def waited_s(self) -> float:
+        """How long the loop has waited for rows so far."""
+        return self._source.waited_s()
+
+    def report(self, folder: str | os.PathLike[str]) -> None:
+        """Write how the run goes, and what was planned, to this folder from now on: `headwater ui FOLDER` shows it."""
+        if self._report is not None:
+            self._report.close()
+        self._report = Report(self, Path(folder))
+
     def adopt(self, plan: Plan) -> None:
         """Go over to this plan from the next batch on, in the middle of an epoch, too: the batches stay the same.
 
@@ -159,6 +171,8 @@ class Job:
 
     def close(self) -> None:
         """Hang up, and end the embedded node if there is one. The model stays as it is."""
+        if self._report is not None:
+            self._report.close()
         self._close()
 
     def __enter__(self) -> Job:

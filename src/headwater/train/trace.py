@@ -10,10 +10,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from headwater.core.trace import Span, busy_s, perfetto, shift_s
+from headwater.core.trace import TRAINER, Span, busy_s, perfetto, shift_s
 from headwater.data.wire import Spans
 
-TRAINER = "trainer"
 LOOP = "loop"  # the lane of the training loop
 MAX_SPANS = 1_000_000  # about 150 bytes each; later ones are left out
 
