@@ -37,8 +37,8 @@ def reduce(
     place: str = typer.Option("0/1", help="With --root: which leaf this is, and how many there are, such as 0/4."),
     window: str = typer.Option(
         "",
-        help="How much of each worker's data may be under way, by default 1MiB over TCP and 512KiB over UDP; more fills "
-        "longer and faster links.",
+        help="How much of each worker's data may be under way, by default 1MiB over TCP and 512KiB over "
+        "UDP; more fills longer and faster links.",
     ),
     memory: str = typer.Option("1GiB", help="How much memory the slots of all jobs may take."),
     mtu: int = typer.Option(

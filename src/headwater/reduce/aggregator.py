@@ -1,8 +1,8 @@
 """The aggregator: one thread that lets workers in, moves their packets, and says who is gone. Owns `Aggregator`.
 
 TCP on its port is for joining, for noticing who goes, and for the blocks of jobs that chose that lane: a second
-connection of each worker. UDP on the same port is for packets. Each worker has a UDP socket of its own here, connected to
-it, so that one worker's burst can't push out another's, and the kernel drops what comes from elsewhere.
+connection of each worker. UDP on the same port is for packets. Each worker has a UDP socket of its own here, connected
+to it, so that one worker's burst can't push out another's, and the kernel drops what comes from elsewhere.
 """
 
 from __future__ import annotations
@@ -220,8 +220,8 @@ class Aggregator:
                                    f"{ticket.num_workers}, says this one")  # fmt: skip
         if ticket.lane != there.lane:
             guest.ticket = None
-            raise JoinRefusedError(f"the blocks of job {ticket.job!r} travel by {there.lane}, say those that are here, and "
-                                   f"by {ticket.lane}, says this one; give all workers the same lane=")  # fmt: skip
+            raise JoinRefusedError(f"the blocks of job {ticket.job!r} travel by {there.lane}, say those that are here, "
+                                   f"and by {ticket.lane}, says this one; give all workers the same lane=")  # fmt: skip
         there.guests[ticket.rank] = guest
         if there.is_complete:
             if self._root is None:
@@ -267,8 +267,11 @@ class Aggregator:
         try:
             if joined:
                 uplink = uplink_of(joined)
-            make = self._flow_job if there.lane == TCP else self._slot_job
-            job = make(place, job_id, guests, total, joined)
+            job: SlotJob | FlowJob
+            if there.lane == TCP:
+                job = self._flow_job(place, guests, job_id, total, joined)
+            else:
+                job = self._slot_job(place, guests, job_id, total, joined)
         except (OSError, ConfigError) as error:
             if joined:
                 joined.close("done")
@@ -276,12 +279,13 @@ class Aggregator:
             return
         self._jobs[place] = Running(there.session, job, there.guests, uplink)
         if uplink is not None:
-            job.root, uplink.job = uplink, job  # type: ignore[assignment]  # both are of the job's lane
+            job.root, uplink.job = uplink, job  # type: ignore[assignment]
             self._watch(uplink.fileno(), partial(self._uplink_ready, place, uplink), _READABLE)
             self._watch(uplink.joined.control.fileno(), partial(self._uplink_said, place, uplink))
-        for member, guest in zip(job.members, guests, strict=True):
-            if isinstance(job, SlotJob):
+        if isinstance(job, SlotJob):
+            for member in job.members:
                 self._watch(member.fileno(), partial(self._ready, place, job, member.rank))
+        for guest in guests:
             facts = (job.slots, job.layout.piece_bytes, total)
             guest.lines.say(start=job_id, slots=job.slots, piece_bytes=job.layout.piece_bytes, total=total,
                             proof=proof(key, "start", guest.their_nonce, job_id, *facts))  # fmt: skip
@@ -290,7 +294,7 @@ class Aggregator:
             "memory_mb": round(job.memory_bytes() / 1e6, 1)}})  # fmt: skip
 
     def _slot_job(
-        self, place: tuple[int, str], job_id: str, guests: list[Guest], total: int, joined: Joined | None
+        self, place: tuple[int, str], guests: list[Guest], job_id: str, total: int, joined: Joined | None
     ) -> SlotJob:
         key, layout = self._keys[place[0]], joined.layout if joined else self._layout
         members: list[Member] = []
@@ -304,8 +308,8 @@ class Aggregator:
             receive_bytes = min(member.wire.receive_bytes for member in members)
             wanted, held = self._wanted_slots(UDP, layout.block_bytes), int(receive_bytes * _KERNEL_SHARE / block_bytes)
             if held < wanted:
-                log.warning("the kernel gives a socket %d bytes, which hold %d blocks where %d are wanted; set the sysctl "
-                            "net.core.rmem_max to 4194304", receive_bytes, held, wanted)  # fmt: skip
+                log.warning("the kernel gives a socket %d bytes, which hold %d blocks where %d are wanted; set the "
+                            "sysctl net.core.rmem_max to 4194304", receive_bytes, held, wanted)  # fmt: skip
             num_slots = self._num_slots(min(wanted, held), partial(slotjob.memory_bytes, len(guests)), joined)
         except BaseException:
             for member in members:
@@ -314,7 +318,7 @@ class Aggregator:
         return SlotJob(place[1], members, layout, num_slots, total, tag_of(key, job_id, "all"))
 
     def _flow_job(
-        self, place: tuple[int, str], job_id: str, guests: list[Guest], total: int, joined: Joined | None
+        self, place: tuple[int, str], guests: list[Guest], job_id: str, total: int, joined: Joined | None
     ) -> FlowJob:
         wanted = self._wanted_slots(TCP, BLOCK_BYTES)
         num_slots = self._num_slots(wanted, partial(flowjob.memory_bytes, len(guests)), joined)

@@ -89,8 +89,8 @@ class Connection:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
         self._wakes_at = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
         if self._wakes_at < BLOCK_HEAD.size + BLOCK_BYTES:
-            raise ConfigError(f"the kernel holds {self._wakes_at:,} bytes of a TCP connection, less than a block; set the "
-                              "sysctl net.ipv4.tcp_rmem to '4096 131072 6291456', or use lane=\"udp\"")  # fmt: skip
+            raise ConfigError(f"the kernel holds {self._wakes_at:,} bytes of a TCP connection, less than a block; set "
+                              "the sysctl net.ipv4.tcp_rmem to '4096 131072 6291456', or use lane=\"udp\"")  # fmt: skip
         return self._wakes_at
 
     def wake_at(self, num_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """A worker's blocks on a connection: what `core.slots.Worker` decides, carried out over TCP. Owns `Flow`.
 
-The same as `reduce.stream` is for packets, with less to do: nothing is lost or overtaken, so a block is one piece, comes
-once, and it is known which sum comes next. So it is sent from where its values are, and its sum is received where it
+The same as `reduce.stream` is for packets, with less to do: nothing is lost or overtaken, so a block is one piece, and
+it is known which sum comes next. So a block is sent from where its values are, and its sum is received where it
 belongs, with no copy between. Only whole blocks are taken from the kernel: should the aggregator go away, the values of
 a block whose sum did not come are as they were (core.agree).
 
@@ -122,8 +122,8 @@ class Flow:
         for head in places[::2]:
             sent = self._sent.popleft()
             if head != BLOCK_HEAD.pack(word(RESULT, sent.block, 0, 1, sent.flags), len(sent.place)):
-                raise ReduceError(f"what came is not the sum of block {sent.block}; use the same version of headwater on "
-                                  "both sides, and add up arrays of the same size in the same order")  # fmt: skip
+                raise ReduceError(f"what came is not the sum of block {sent.block}; use the same version of headwater "
+                                  "on both sides, and add up arrays of the same size in the same order")  # fmt: skip
             self.num_heard += 1
             self._carry_out(self.machine.result(0, sent.block, 1, 1))
         self.writable()

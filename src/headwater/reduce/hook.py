@@ -117,7 +117,8 @@ def attach(
 
     `key` is the job's, by default that in HEADWATER_REDUCE_KEY. `job` is its name, where an aggregator serves several.
     `numbers` is what travels of fp32 gradients: "same"; "fp16", with what rounding loses kept for the next step; or
-    "integers", as a switch adds. `lane` is how it travels: "tcp", or "udp" as a switch would take it. `rack` is this worker's place behind a leaf: (its rank there, how many there are).
+    "integers", as a switch adds. `lane` is how it travels: "tcp", or "udp" as a switch would take it. `rack` is this
+    worker's place behind a leaf: (its rank there, how many there are).
 
     Should the aggregator go away, the ordinary all-reduce takes over within a step, and it is used again when it is
     back. If a worker goes, all others get an error within `timeout_s`. With the `nccl` backend sums stay NCCL's own,

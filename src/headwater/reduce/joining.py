@@ -1,4 +1,4 @@
-"""How a worker, or a leaf, joins a job on an aggregator. Owns `Ticket`, `Joined` and `join`, which waits for all."""
+"""How a worker, or a leaf, joins a job on an aggregator. Owns `LANES`, `Ticket`, `Joined`, `join`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from headwater.reduce.connection import Connection
 from headwater.reduce.control import PROTOCOL, Lines, is_proof, nonce, proof, tag_of
 from headwater.reduce.packets import Layout
 from headwater.reduce.wire import Wire
-
 
 TCP, UDP = LANES = ("tcp", "udp")  # how blocks travel
 
@@ -93,7 +92,8 @@ def join(
             port,
         )
         control.say(join=ticket.job, session=ticket.session, rank=ticket.rank, workers=ticket.num_workers,
-                    weight=ticket.weight, lane=ticket.lane, port=port, nonce=ours, proof=proof(ticket.key, "join", *said))  # fmt: skip
+                    weight=ticket.weight, lane=ticket.lane, port=port, nonce=ours,
+                    proof=proof(ticket.key, "join", *said))  # fmt: skip
         start = _next(control, heard, deadline, name, ticket)
         if "refused" in start:
             raise JoinRefusedError(f"{name} refused worker {ticket.rank} of job {ticket.job!r}: {start['refused']}")
@@ -116,8 +116,8 @@ def join(
 
 
 def _connect(where: tuple[str, int], ticket: Ticket, job_id: str, deadline: float) -> Connection:
-    """The connection for the blocks of a job that has begun. It proves the key by itself: who knows a job's name and saw
-    its start can't take a worker's place."""
+    """The connection for the blocks of a job that has begun. It proves the key by itself: who saw a job start can't
+    take a worker's place."""
     name = f"{where[0]}:{where[1]}"
     heard: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
@@ -132,8 +132,9 @@ def _connect(where: tuple[str, int], ticket: Ticket, job_id: str, deadline: floa
                   proof=proof(ticket.key, "blocks", hello.get("nonce"), ours, job_id, ticket.rank))  # fmt: skip
         answer = _next(lines, heard, deadline, name, ticket)
         if not is_proof(answer.get("open"), ticket.key, "open", ours, job_id, ticket.rank):
-            raise AggregatorGoneError(f"{name} let worker {ticket.rank} of job {ticket.job!r} join, and then refused its "
-                                      f"connection: {answer.get('refused', 'without a proof of the key')}")  # fmt: skip
+            why = answer.get("refused", "it did not prove the key")
+            raise AggregatorGoneError(f"{name} let worker {ticket.rank} of job {ticket.job!r} join, and then refused "
+                                      f"its connection: {why}")  # fmt: skip
         stack.pop_all()
     return Connection(sock)
 
