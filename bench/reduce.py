@@ -242,8 +242,8 @@ def result(
             "NAME_training_cpu_vs_gloo: the same in training, as what a step takes beyond one without sums",
             "headwater goes by TCP, its usual lane; udp by packets. *_kernel_s_per_mb is the kernel's part of "
             "*_cpu_s_per_mb",
-            "faults are made at the workers' ends of UDP, in both directions, to the given share of packets; the kernel "
-            "here has no netem",
+            "faults are made at the workers' ends of UDP, in both directions, to the given share of packets; the "
+            "kernel here has no netem",
             f"training: buckets of {2:g} MB, four workers on two cores, a thread each; alone: a step without sums",
         ],
         draw=lambda path: draw(cases, path),

@@ -41,6 +41,7 @@ class Joined:
     layout: Layout
     num_slots: int
     total: int  # workers, those behind leaves counted
+    job_id: str
     up_tag: int
     down_tag: int
     heard: list[dict[str, Any]]  # said right behind the start
@@ -109,13 +110,13 @@ def join(
             )
         num_slots, piece_bytes, total = (int(each or 0) for each in facts)
         layout = Layout(piece_bytes)
-        wire = make_wire(udp, layout) if udp else _connect(where, ticket, str(job_id), deadline)
+        wire = make_wire(udp, layout) if udp else connect(where, ticket, str(job_id), deadline)
         stack.pop_all()
-    return Joined(control, wire, layout, num_slots, total, tag_of(ticket.key, job_id, ticket.rank),
+    return Joined(control, wire, layout, num_slots, total, str(job_id), tag_of(ticket.key, job_id, ticket.rank),
                   tag_of(ticket.key, job_id, "all"), heard)  # fmt: skip
 
 
-def _connect(where: tuple[str, int], ticket: Ticket, job_id: str, deadline: float) -> Connection:
+def connect(where: tuple[str, int], ticket: Ticket, job_id: str, deadline: float) -> Connection:
     """The connection for the blocks of a job that has begun. It proves the key by itself: who saw a job start can't
     take a worker's place."""
     name = f"{where[0]}:{where[1]}"
