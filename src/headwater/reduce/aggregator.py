@@ -164,10 +164,14 @@ class Aggregator:
             sock, peer = self._door.accept()
         except OSError:
             return
+        try:
+            guest = Guest(Lines(sock), peer[0])
+        except OSError:  # it is gone again
+            sock.close()
+            return
         if len(self._guests) >= MAX_GUESTS:
             sock.close()
             return
-        guest = Guest(Lines(sock), peer[0])
         self._guests[sock.fileno()] = guest
         self._watch(sock.fileno(), partial(self._hear, guest))
         guest.lines.say(**{"headwater-reduce": PROTOCOL, "nonce": guest.nonce})

@@ -116,9 +116,8 @@ class Flow:
             if waiting < 0:
                 break
             places += [head, sent.place]
-        if not places:
+        if not places or self.wire.receive(places) == 0:
             return
-        self.wire.receive(places)
         for head in places[::2]:
             sent = self._sent.popleft()
             if head != BLOCK_HEAD.pack(word(RESULT, sent.block, 0, 1, sent.flags), len(sent.place)):
