@@ -22,7 +22,8 @@ import termios
 from headwater.errors import ConfigError
 
 BLOCK_HEAD = struct.Struct("<QQ")
-BLOCK_BYTES = 44_800  # of values; a block and the headers of its 32 frames are less than a link of 100 Mbit/s lets pass
+RECORD_BYTES = 44_816  # that the kernel hands to the device at once; with headers, what a link of 100 Mbit/s lets pass
+BLOCK_BYTES = 89_600  # of values: two records, with the header
 SEND_BYTES = 4 << 20  # of a socket's buffer, for whoever may administer the network; others get what the kernel adapts
 GONE_EVENTS = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 _SO_SNDBUFFORCE = 32  # asm-generic/socket.h; Python has no name for it
@@ -47,23 +48,29 @@ class Connection:
         return self.sock.fileno()
 
     def send(self, parts: list[memoryview]) -> bool:
-        """A block, or its rest; whether the kernel took it all. What it did not take stays in `parts`.
+        """A block, or its rest, in records; whether the kernel took it all. What it did not take stays in `parts`.
 
-        A block ends a record, so that the kernel doesn't join the next one to it: it goes to the device whole, and is
-        cut into frames there, as late as the device allows.
+        The kernel doesn't join records: each goes to the device whole, and is cut into frames there, as late as the
+        device allows.
         """
-        try:
-            taken = self.sock.sendmsg(parts, [], socket.MSG_EOR)
-        except BlockingIOError:
-            return False
-        except OSError:
-            self.is_cut = True
-            return False
-        while parts and taken >= len(parts[0]):
-            taken -= len(parts.pop(0))
-        if parts:
-            parts[0] = parts[0][taken:]
-        return not parts
+        while parts:
+            first = parts[0]
+            if len(parts) == 1:
+                record = [first[:RECORD_BYTES]]
+            else:
+                record = [first[:RECORD_BYTES], parts[1][: max(0, RECORD_BYTES - len(first))]]
+            try:
+                taken = self.sock.sendmsg(record, [], socket.MSG_EOR)
+            except BlockingIOError:
+                return False
+            except OSError:
+                self.is_cut = True
+                return False
+            while parts and taken >= len(parts[0]):
+                taken -= len(parts.pop(0))
+            if taken:
+                parts[0] = parts[0][taken:]
+        return True
 
     def receive(self, places: list[memoryview]) -> int:
         """Fill these, one behind the other, as far as there is something; how much there was."""

@@ -5,8 +5,8 @@ it is known which sum comes next. So a block is sent from where its values are, 
 belongs, with no copy between. Only whole blocks are taken from the kernel: should the aggregator go away, the values of
 a block whose sum did not come are as they were (core.agree).
 
-The thread is woken for many blocks at a time (`await_blocks`): for half a window, or for the end of what somebody waits
-for. One thread at a time may use a flow.
+The thread is woken for many blocks at a time (`await_blocks`): for two thirds of a window, or for the end of what somebody
+waits for. The last third is under way meanwhile. One thread at a time may use a flow.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Flow:
         self._sent: deque[Sent] = deque()  # in order; the last one may not be out whole
         self._is_held = False  # the source had nothing yet for the first one of the outbox
         whole = BLOCK_HEAD.size + BLOCK_BYTES
-        self._most = max(whole, min(connection.make_room(2 * num_slots * whole), num_slots // 2 * whole))
+        self._most = max(whole, min(connection.make_room(2 * num_slots * whole), num_slots * 2 // 3 * whole))
         connection.wake_at(1)
         heads = memoryview(bytearray(BLOCK_HEAD.size * num_slots))
         self._heads = [heads[start : start + BLOCK_HEAD.size] for start in range(0, len(heads), BLOCK_HEAD.size)]
@@ -128,7 +128,7 @@ class Flow:
         self.writable()
 
     def await_blocks(self, stop: int) -> None:
-        """Let the wire be readable once all sums before block `stop` are there, or half a window of them."""
+        """Let the wire be readable once all sums before block `stop` are there, or two thirds of a window."""
         wanted = 0
         for sent in self._sent:
             if sent.block >= stop or wanted >= self._most:

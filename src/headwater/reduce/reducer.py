@@ -341,7 +341,8 @@ class Reducer:
         packets = Packets(self.layout)
         whole, rest = divmod(num_bytes, self.layout.piece_bytes)
         packets.body[:whole] = body[: whole * self.layout.piece_bytes].reshape(whole, -1)
-        packets.body[whole, :rest] = body[whole * self.layout.piece_bytes : num_bytes]
+        if rest:
+            packets.body[whole, :rest] = body[whole * self.layout.piece_bytes : num_bytes]
         call.take(block, packets, 0, rest or (self.layout.piece_bytes if whole else 0))
 
     def unsettled(self, done: Sequence[int]) -> Iterator[tuple[Call, list[tuple[int, int]]]]:
