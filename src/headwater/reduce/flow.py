@@ -5,8 +5,8 @@ it is known which sum comes next. So a block is sent from where its values are, 
 belongs, with no copy between. Only whole blocks are taken from the kernel: should the aggregator go away, the values of
 a block whose sum did not come are as they were (core.agree).
 
-The thread is woken for many blocks at a time (`await_blocks`): for two thirds of a window, or for the end of what somebody
-waits for. The last third is under way meanwhile. One thread at a time may use a flow.
+The thread is woken for many blocks at a time (`await_blocks`): for two thirds of a window, or for the end of what
+somebody waits for. The last third is under way meanwhile. One thread at a time may use a flow.
 """
 
 from __future__ import annotations
