@@ -283,7 +283,7 @@ class Aggregator:
             return
         self._jobs[place] = Running(there.session, job, there.guests, uplink)
         if uplink is not None:
-            job.root, uplink.job = uplink, job  # type: ignore[assignment]
+            job.root, uplink.job = uplink, job
             self._watch(uplink.fileno(), partial(self._uplink_ready, place, uplink), _READABLE)
             self._watch(uplink.joined.control.fileno(), partial(self._uplink_said, place, uplink))
         if isinstance(job, SlotJob):
