@@ -27,6 +27,7 @@ from bench.rig.python import python, python_env
 from bench.rig.remote import Remote
 
 RATES = {2: 500.0, 4: 200.0, 8: 100.0}  # Mbit/s of each worker's link
+WAYS = ("gloo", "headwater", "udp")  # headwater is by its usual lane, TCP
 KB, MB = 1 << 10, 1 << 20
 SIZES = (KB, 16 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 16 * MB, 64 * MB)
 QUICK_SIZES = (KB, 64 * KB, 16 * MB)
@@ -128,21 +129,24 @@ def sums_case(
     count: int, size: int, found: Sequence[Sequence[dict[str, float]]], aggregator_cpu_s: float
 ) -> dict[str, Any]:
     """Of each worker's turns: a turn takes from its begin to the last worker's end."""
-    seconds: dict[str, list[float]] = {"gloo": [], "headwater": []}
-    cpu_s: dict[str, list[float]] = {"gloo": [], "headwater": []}
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    cpu_s: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     for turn in zip(*found, strict=True):
         for way in seconds:
             seconds[way].append(max(each[f"{way}_end"] for each in turn) - turn[0][f"{way}_begin"])
-            cpu_s[way].append(statistics.mean(each[f"{way}_cpu_s"] for each in turn))
-    gloo, ours = (statistics.median(seconds[way]) for way in ("gloo", "headwater"))
+            user, kernel = (statistics.mean(each[f"{way}_{whose}_s"] for each in turn) for whose in ("user", "kernel"))
+            cpu_s[way].append((user, kernel))
+    gloo, ours, packets = (statistics.median(seconds[way]) for way in WAYS)
     bound = size * 8 / (RATES[count] * 1e6)
     return {
         "part": "sums", "workers": count, "mbit_per_s": RATES[count], "kb": size / KB, "gloo_ms": gloo * 1e3,
         "headwater_ms": ours * 1e3,
+        "udp_ms": packets * 1e3,
         "speedup": statistics.median(a / b for a, b in zip(seconds["gloo"], seconds["headwater"], strict=True)),
         "of_bound": bound / ours,
-        "gloo_cpu_s_per_mb": statistics.median(cpu_s["gloo"]) / (size / MB),
-        "headwater_cpu_s_per_mb": statistics.median(cpu_s["headwater"]) / (size / MB),
+        **{f"{way}_cpu_s_per_mb": statistics.median(map(sum, cpu_s[way])) / (size / MB) for way in WAYS},
+        **{f"{way}_kernel_s_per_mb": statistics.median(kernel for _, kernel in cpu_s[way]) / (size / MB)
+           for way in WAYS},
         "aggregator_cpu_s_per_mb": aggregator_cpu_s / (size / MB),
     }  # fmt: skip
 
@@ -179,8 +183,11 @@ def train_cases(model: str, found: Sequence[dict[str, Any]]) -> list[dict[str, A
 
 
 def _tell(case: dict[str, Any]) -> str:
+    cpu = ", ".join(f"{way} {case[f'{way}_cpu_s_per_mb'] * 1e3:.2f} ({case[f'{way}_kernel_s_per_mb'] * 1e3:.2f})"
+                    for way in WAYS)  # fmt: skip
     return (f"{case['workers']} workers, {case['kb']:,.0f} KB: Gloo {case['gloo_ms']:.2f} ms, Headwater "
-            f"{case['headwater_ms']:.2f} ms, {case['speedup']:.2f}×, {case['of_bound']:.1%} of the bound")  # fmt: skip
+            f"{case['headwater_ms']:.2f} ms, {case['speedup']:.2f}×, {case['of_bound']:.1%} of the bound, by UDP "
+            f"{case['udp_ms']:.2f} ms; ms of CPU per MB (the kernel's): {cpu}")  # fmt: skip
 
 
 def result(
@@ -199,6 +206,11 @@ def result(
         "speedup_8_16mb": eight["speedup"],
         "of_bound": min(four["of_bound"], eight["of_bound"]),
         "cpu_vs_gloo": max(each["headwater_cpu_s_per_mb"] / each["gloo_cpu_s_per_mb"] for each in (four, eight)),
+        "udp_cpu_vs_gloo": max(each["udp_cpu_s_per_mb"] / each["gloo_cpu_s_per_mb"] for each in (four, eight)),
+        "udp_of_bound": min(
+            size_bound / (each["udp_ms"] / 1e3)
+            for each, size_bound in ((each, 16 * MB * 8 / (each["mbit_per_s"] * 1e6)) for each in (four, eight))
+        ),
         "small_latency_vs_gloo": max(1 / case["speedup"] for case in cases if case["kb"] * KB <= SMALL),
         "same_bits_with_faults": int(len(digests) == 1 and all(each["same_on_all"] for each in faulty)),
     }
@@ -215,11 +227,12 @@ def result(
                "small_latency_vs_gloo": "≤ 0.3", "same_bits_with_faults": "1"},
         cases=[*cases, *faulty, *training],
         bound="S ÷ the rate of a worker's link: each byte goes up once and comes down once, at the same time. Headers "
-        "of Ethernet, IP, UDP and ours take 4.0 % of it. A ring moves 2(n-1)/n·S each way: 1.5 times as much at four "
+        "of Ethernet, IP and TCP take 4.4 % of it. A ring moves 2(n-1)/n·S each way: 1.5 times as much at four "
         "workers, 1.75 times at eight",
         limited_by=f"headers, and how long the first and the last block are under way: {four['of_bound']:.1%} of the "
         f"bound at four workers, {eight['of_bound']:.1%} at eight; the aggregator used "
-        f"{four['aggregator_cpu_s_per_mb'] * 1e3:.2f} ms of CPU for a megabyte of four workers' sums; of all its CPU "
+        f"{four['aggregator_cpu_s_per_mb'] * 1e3:.2f} ms of CPU for a megabyte of four workers' sums, "
+        "one by each lane; of all its CPU "
         f"time {in_kernel:.0%} was the kernel's, which moves the packets, and the rest Python's and NumPy's",
         notes=[
             "links: 2 workers 500, 4 workers 200, 8 workers 100 Mbit/s each; the aggregator's own link is not shaped",
@@ -227,8 +240,10 @@ def result(
             "sum; ratios are within a turn, medians over turns",
             "cpu_vs_gloo: CPU time of a worker's process for 16 MB, the worse of four and eight workers; "
             "NAME_training_cpu_vs_gloo: the same in training, as what a step takes beyond one without sums",
-            "faults are made at the workers' ends, in both directions, to the given share of packets; the kernel here "
-            "has no netem",
+            "headwater goes by TCP, its usual lane; udp by packets. *_kernel_s_per_mb is the kernel's part of "
+            "*_cpu_s_per_mb",
+            "faults are made at the workers' ends of UDP, in both directions, to the given share of packets; the "
+            "kernel here has no netem",
             f"training: buckets of {2:g} MB, four workers on two cores, a thread each; alone: a step without sums",
         ],
         draw=lambda path: draw(cases, path),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import resource
 import time
 from datetime import timedelta
 from functools import partial
@@ -20,6 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.lossy import LossyWire
+from bench.reduce import WAYS
 from headwater.reduce import Reducer, attach
 
 AHEAD_S = 0.03  # of a start; a link's burst is full again after 4 ms
@@ -35,6 +37,7 @@ class Worker:
                                 timeout=timedelta(seconds=120))  # fmt: skip
         self._rank, self._num_workers, self._switch = rank, num_workers, switch
         self._reducer = Reducer(switch, rank=rank, num_workers=num_workers, job=f"sums-{num_workers}")
+        self._by_packets = Reducer(switch, rank=rank, num_workers=num_workers, job=f"packets-{num_workers}", lane="udp")
         self._trained: dict[str, Any] = {}
 
     def __call__(self, do: str, **about: Any) -> Any:
@@ -42,27 +45,32 @@ class Worker:
 
     def close(self) -> None:
         self._reducer.close()
+        self._by_packets.close()
 
     # All-reduces
 
     def all_reduce(self, num_bytes: int, repeats: int) -> list[dict[str, float]]:
-        """In turns; per turn and way: begin and end by the shared clock, and CPU seconds."""
+        """In turns; per turn and way: begin and end by the shared clock, and CPU seconds, own and the kernel's."""
         values = np.random.default_rng(self._rank).standard_normal(num_bytes // 4).astype(np.float32)
         found = []
         for turn in range(repeats + 1):
             one: dict[str, float] = {}
-            ways = ("gloo", "headwater") if turn % 2 == 0 else ("headwater", "gloo")
+            ways = WAYS if turn % 2 == 0 else WAYS[::-1]
             for way in ways:
                 mine = values.copy()
                 tensor = torch.from_numpy(mine)
                 one[f"{way}_begin"] = self._start_together()
-                cpu = time.process_time()
+                before = resource.getrusage(resource.RUSAGE_SELF)
                 if way == "gloo":
                     dist.all_reduce(tensor)
-                else:
+                elif way == "headwater":
                     self._reducer.all_reduce(mine)
+                else:
+                    self._by_packets.all_reduce(mine)
                 one[f"{way}_end"] = time.monotonic()
-                one[f"{way}_cpu_s"] = time.process_time() - cpu
+                after = resource.getrusage(resource.RUSAGE_SELF)
+                one[f"{way}_user_s"] = after.ru_utime - before.ru_utime
+                one[f"{way}_kernel_s"] = after.ru_stime - before.ru_stime
             found.append(one)
         return found[1:]  # the first one warms up both
 
@@ -81,7 +89,7 @@ class Worker:
         make = partial(LossyWire, loss=loss, double=double, reorder=reorder, seed=self._rank)
         found: dict[str, Any] = {"begins": [], "ends": []}
         with Reducer(self._switch, rank=self._rank, num_workers=self._num_workers, job=f"faulty-{loss}-{double}",
-                     make_wire=make) as reducer:  # fmt: skip
+                     lane="udp", make_wire=make) as reducer:  # fmt: skip
             for _ in range(repeats):
                 mine = values.copy()
                 found["begins"].append(self._start_together())

@@ -17,10 +17,10 @@ def array(seed, rank, number, size, dtype):
     return (drawn.standard_normal(size) * 100).astype(dtype)
 
 
-def main(switch, rank, num_workers, arrays, seed=0, job="default", fault=None, integers=False, times=1, **options):
+def main(switch, rank, num_workers, arrays, seed=0, fault=None, integers=False, times=1, **options):
     make_wire = partial(LossyWire, seed=1000 * seed + rank, **fault) if fault else Wire
     digests, errors = [], []
-    with Reducer(switch, rank=rank, num_workers=num_workers, job=job, make_wire=make_wire, **options) as reducer:
+    with Reducer(switch, rank=rank, num_workers=num_workers, make_wire=make_wire, **options) as reducer:
         for number, (size, dtype) in enumerate(arrays):
             found = reducer.all_reduce(array(seed, rank, number, size, dtype), integers=integers)
             parts = [array(seed, each, number, size, dtype).astype(np.float64) for each in range(num_workers)] * times

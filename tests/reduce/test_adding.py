@@ -1,7 +1,8 @@
-"""Sums by real processes over real UDP: right, the same bits on all, the same bits in two runs, whatever is lost."""
+"""Sums by real processes over real TCP and UDP: right, the same bits on all and in two runs, whatever is lost."""
 
 import socket
 import threading
+import time
 import zlib
 
 import numpy as np
@@ -10,9 +11,11 @@ from tests.reduce.processes import KEY, results
 
 from headwater.errors import AggregatorGoneError, ConfigError, JoinRefusedError, ReduceError, WorkerGoneError
 from headwater.reduce import Reducer
+from headwater.reduce.joining import Ticket, connect
 
 ARRAYS = [[1, "float32"], [300_000, "float32"], [70_001, "float64"], [25_000, "float16"], [0, "float32"],
           [11_200, "float32"], [11_201, "float32"], [5_000, "int64"]]  # fmt: skip
+LANES = pytest.mark.parametrize("lane", ["tcp", "udp"])
 BOUNDS = {"float32": 1e-6, "float64": 1e-15, "float16": 1e-3, "int64": 0.0}
 
 
@@ -28,11 +31,11 @@ def check(found, arrays=ARRAYS):
         assert error <= BOUNDS[dtype]
 
 
-def test_sums_are_right_and_the_same_bits_on_all_workers_and_in_two_runs(start, workers):
+def test_sums_are_right_and_the_same_bits_on_all_workers_and_in_both_lanes_and_in_two_runs(start, workers):
     aggregator = start("--workers", "3")
-    first, second = (run(workers, aggregator.address, 3) for _ in range(2))
+    first, second, packets = (run(workers, aggregator.address, 3, lane=lane) for lane in ("tcp", "tcp", "udp"))
     check(first)
-    assert first[0]["digests"] == second[0]["digests"]
+    assert first[0]["digests"] == second[0]["digests"] == packets[0]["digests"]
     assert aggregator.stop()[-1]["event"] == "stopped"
 
 
@@ -40,7 +43,7 @@ def test_sums_are_right_and_the_same_bits_on_all_workers_and_in_two_runs(start, 
 def test_lost_doubled_and_reordered_packets_change_no_bit(shared, workers, share):
     arrays = [[1, "float32"], [200_000, "float32"], [20_000, "float64"]]
     plain = run(workers, shared, 2, arrays, job="plain")
-    faulty = run(workers, shared, 2, arrays, job="faulty",
+    faulty = run(workers, shared, 2, arrays, job="faulty", lane="udp",
                  fault={"loss": share, "double": share, "reorder": share})  # fmt: skip
     check(faulty, arrays)
     assert faulty[0]["digests"] == plain[0]["digests"]
@@ -61,17 +64,22 @@ def test_two_jobs_at_once_with_other_sizes_and_numbers_of_workers(shared, worker
 
 def test_integers_with_block_exponents_are_as_good_as_floats(shared, workers):
     arrays = [[120_000, "float32"], [10, "float32"]]
-    found = run(workers, shared, 3, arrays, integers=True, fault={"loss": 0.02, "double": 0, "reorder": 0})
+    packets = run(workers, shared, 3, arrays, integers=True, lane="udp",
+                  fault={"loss": 0.02, "double": 0, "reorder": 0})  # fmt: skip
+    found = run(workers, shared, 3, arrays, integers=True)
     check(found, arrays)
+    assert found[0]["digests"] == packets[0]["digests"]
 
 
-def test_two_racks_behind_a_root_add_up_to_one_job(start, workers):
+@LANES
+def test_two_racks_behind_a_root_add_up_to_one_job(start, workers, lane):
     root = start("--workers", "2")
     leaves = [start("--workers", "2", "--root", root.address, "--place", f"{place}/2") for place in range(2)]
     arrays = [[100_000, "float64"], [3, "float64"]]
+    fault = {"loss": 0.02, "double": 0.01, "reorder": 0.01} if lane == "udp" else None
     found = results(workers("adding.py", [
-        {"switch": leaf.address, "rank": rank, "num_workers": 2, "arrays": arrays, "seed": 5,
-         "times": 2, "fault": {"loss": 0.02, "double": 0.01, "reorder": 0.01}}
+        {"switch": leaf.address, "rank": rank, "num_workers": 2, "arrays": arrays, "seed": 5, "lane": lane,
+         "times": 2, "fault": fault}
         for leaf in leaves for rank in range(2)]))  # fmt: skip
     check(found, arrays)  # both racks have the same ranks, so the whole is twice the sum of one
 
@@ -122,48 +130,53 @@ def pair(shared, request):
             reducer.close()
 
 
-def test_an_aggregator_that_is_killed_is_an_error_on_all(start, pair):
+@LANES
+def test_an_aggregator_that_is_killed_is_an_error_on_all(start, pair, lane):
     aggregator = start()
-    two = pair(aggregator.address)
+    two = pair(aggregator.address, lane=lane)
     aggregator.kill()
     found = two.both(lambda rank, reducer: reducer.all_reduce(np.ones(10, np.float32)))
     assert all(isinstance(each, AggregatorGoneError) for each in found), found
 
 
-def test_a_worker_that_goes_without_a_word_is_an_error_on_the_others(pair):
-    two = pair()
+@LANES
+def test_a_worker_that_goes_without_a_word_is_an_error_on_the_others(pair, lane):
+    two = pair(lane=lane)
     two.made[1]._joined.close()  # as the kernel does when its process is killed
     with pytest.raises(WorkerGoneError, match="worker 1 of job 'pair-"):
         two.made[0].all_reduce(np.ones(10, np.float32))
 
 
-def test_a_worker_that_leaves_is_an_error_only_for_what_it_takes_no_part_in(pair):
-    two = pair()
+@LANES
+def test_a_worker_that_leaves_is_an_error_only_for_what_it_takes_no_part_in(pair, lane):
+    two = pair(lane=lane)
     found = two.both(lambda rank, reducer: (reducer.all_reduce(np.ones(10, np.float32)), rank and reducer.close()))
     assert all(each[0].tolist() == [2.0] * 10 for each in found)
     with pytest.raises(WorkerGoneError, match="worker 1 has left"):
         two.made[0].all_reduce(np.ones(10, np.float32))
 
 
-def test_a_worker_that_does_not_come_is_named_after_the_time_out(pair):
-    two = pair(timeout_s=1.0)
+@LANES
+def test_a_worker_that_does_not_come_is_named_after_the_time_out(pair, lane):
+    two = pair(timeout_s=1.0, lane=lane)
     with pytest.raises(WorkerGoneError, match="worker 1 has not sent"):
         two.made[0].all_reduce(np.ones(10, np.float32))
 
 
-def test_workers_that_add_up_different_things_are_told_what(pair):
-    found = pair().both(lambda rank, reducer: reducer.all_reduce(np.ones(10 + rank, np.float32)))
+@LANES
+def test_workers_that_add_up_different_things_are_told_what(pair, lane):
+    found = pair(lane=lane).both(lambda rank, reducer: reducer.all_reduce(np.ones(10 + rank, np.float32)))
     assert all(type(each) is ReduceError and "40 bytes of fp32 of worker 0 and 44 bytes" in str(each) for each in found)
 
 
 def test_workers_that_add_up_other_numbers_of_pieces_are_told_as_well(pair):
-    found = pair().both(lambda rank, reducer: reducer.all_reduce(np.ones(10 + 5000 * rank, np.float32)))
+    found = pair(lane="udp").both(lambda rank, reducer: reducer.all_reduce(np.ones(10 + 5000 * rank, np.float32)))
     assert all(type(each) is ReduceError and "pieces of worker" in str(each) for each in found), found
 
 
 def test_strangers_and_packets_of_an_earlier_start_are_dropped_and_counted(start, pair):
     aggregator = start()
-    old, new = pair(aggregator.address, session="1"), pair(aggregator.address, session="2")
+    old, new = (pair(aggregator.address, session=session, lane="udp") for session in "12")
     host, port = aggregator.address.split(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for _ in range(5):
@@ -175,6 +188,118 @@ def test_strangers_and_packets_of_an_earlier_start_are_dropped_and_counted(start
     for reducer in new.made:
         reducer.close()
     assert aggregator.stop()[-1]["dropped_foreign"] >= 5
+
+
+def hold_sums(reducer):
+    """Begin a sum that takes more than a window, and take nothing of it."""
+    return reducer.begin(np.ones(1_000_000, np.float32))
+
+
+def go_on(reducer, call):
+    while not call.is_done:
+        reducer.pump(0.1)
+
+
+def test_a_worker_that_stops_reading_holds_up_its_job_alone_and_is_named(shared, pair):
+    stuck, others = pair(timeout_s=1.5), pair(job="others")
+    hold_sums(stuck.made[1])
+    with pytest.raises(WorkerGoneError, match="worker 1 has not sent"):
+        stuck.made[0].all_reduce(np.ones(1_000_000, np.float32))
+    found = others.both(lambda rank, reducer: reducer.all_reduce(np.ones(1_000_000, np.float32)))
+    assert all((each == 2).all() for each in found)
+
+
+def test_an_array_whose_sum_did_not_come_is_as_it_was(start, pair):
+    aggregator = start()
+    two = pair(aggregator.address, timeout_s=1.0)
+    array = np.arange(1_000_000, dtype=np.float32)
+    call = two.made[0].begin(array)
+    hold_sums(two.made[1])
+    with pytest.raises(WorkerGoneError):
+        go_on(two.made[0], call)
+    stream = two.made[0].stream
+    for block in range(call.first, call.stop):
+        start_at, stop = call.span(block)
+        added = array[start_at:stop] - np.arange(start_at, stop, dtype=np.float32)
+        assert (added == (1 if stream.machine.is_done(block) else 0)).all(), "a whole sum or none"
+    assert 0 < stream.num_done < call.num_blocks
+
+
+def test_one_bucket_is_done_before_others_have_begun_the_next(pair):
+    """What is awaited at once ends with a bucket: a worker may wait for it before it begins the next."""
+    two = pair(timeout_s=5.0)
+
+    def in_turn(rank, reducer):
+        first, second = np.ones(20_000, np.float32), np.ones(200_000, np.float32)
+        calls = [reducer.begin(first)]
+        if rank == 0:
+            calls.append(reducer.begin(second))
+        go_on(reducer, calls[0])
+        if rank == 1:
+            calls.append(reducer.begin(second))
+        go_on(reducer, calls[1])
+        return first[0], second[0]
+
+    assert two.both(in_turn) == [(2, 2), (2, 2)]
+
+
+@LANES
+def test_the_last_sum_of_each_slot_is_kept_though_its_array_is_written_over(pair, lane):
+    def one(rank, reducer):
+        array = np.arange(100_000, dtype=np.float32)
+        reducer.all_reduce(array)
+        wanted = array.copy()
+        array[:] = -1
+        return all(
+            reducer.held(block)[: 4 * (min(start + 11_200, 100_000) - start)].tobytes()
+            == wanted[start : start + 11_200].tobytes()
+            for block, start in enumerate(range(0, 100_000, 11_200))
+        )
+
+    assert pair(lane=lane).both(one) == [True, True]
+
+
+def test_a_connection_for_blocks_needs_the_key_and_is_taken_once(start, pair):
+    aggregator = start()
+    two = pair(aggregator.address)
+    host, port = aggregator.address.split(":")
+    job_id = two.made[0]._joined.job_id
+    for key in ("another-key-altogether", KEY):  # a stranger who saw the start; and one worker too many
+        ticket = Ticket("pair", "", 0, 2, key=key.encode())
+        with pytest.raises(AggregatorGoneError, match="refused its connection"):
+            connect((host, int(port)), ticket, job_id, time.monotonic() + 10)
+    found = two.both(lambda rank, reducer: reducer.all_reduce(np.ones(10, np.float32)))
+    assert all((each == 2).all() for each in found)
+    for reducer in two.made:
+        reducer.close()
+    assert aggregator.stop()[-1]["dropped_foreign"] == 2
+
+
+def test_what_is_no_block_ends_the_job_it_came_for(shared, pair):
+    two, others = pair(), pair(job="others")
+    two.made[1].stream.wire.sock.send(b"x" * 1000)
+    found = two.both(lambda rank, reducer: reducer.all_reduce(np.ones(10, np.float32)))
+    assert all(type(each) is ReduceError and "no block" in str(each) for each in found), found
+    assert all((each == 2).all() for each in others.both(lambda _, each: each.all_reduce(np.ones(10, np.float32))))
+
+
+def test_workers_of_one_job_take_one_lane(start):
+    address, found = start().address, []
+
+    def join(rank, lane):
+        try:
+            Reducer(address, rank=rank, num_workers=2, key=KEY, lane=lane, join_s=1.0)
+        except (JoinRefusedError, AggregatorGoneError) as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=join, args=each) for each in enumerate(("tcp", "udp"))]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    refused = next(each for each in found if isinstance(each, JoinRefusedError))
+    assert len(found) == 2
+    assert "give all workers the same lane=" in str(refused)
 
 
 def test_another_key_is_refused_with_the_way_out(shared):

@@ -27,7 +27,7 @@ def test_twenty_steps_have_gloos_curve_and_the_same_bits_on_all_workers_and_in_t
         assert near(each["switch64"], each["gloo64"], 1e-10)
         assert near(each["integers"], each["gloo"], 1e-4)
         assert near(each["fp16"], each["gloo"], 1e-2)
-        assert each["switch"]["digest"] == each["again"]["digest"], "two runs"
+        assert each["switch"]["digest"] == each["again"]["digest"], "two runs, the other one by packets"
         assert each["switch"]["stats"]["by_switch"] > 30, "more than one bucket in most steps"
         assert each["switch"]["stats"]["by_all_reduce"] == 0
         for name in ("half", "bf16"):

@@ -56,7 +56,7 @@ def curves(rank, switch):
     return {
         "gloo": train(rank, None, "", torch.float32),
         "switch": train(rank, switch, "one", torch.float32),
-        "again": train(rank, switch, "two", torch.float32),
+        "again": train(rank, switch, "two", torch.float32, lane="udp"),
         "gloo64": train(rank, None, "", wide),
         "switch64": train(rank, switch, "wide", wide),
         "integers": train(rank, switch, "integers", torch.float32, FEW, numbers="integers"),

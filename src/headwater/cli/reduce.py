@@ -36,7 +36,9 @@ def reduce(
     ),
     place: str = typer.Option("0/1", help="With --root: which leaf this is, and how many there are, such as 0/4."),
     window: str = typer.Option(
-        "512KiB", help="How much of each worker's data may be under way; more fills longer and faster links."
+        "",
+        help="How much of each worker's data may be under way, by default 1MiB over TCP and 512KiB over "
+        "UDP; more fills longer and faster links.",
     ),
     memory: str = typer.Option("1GiB", help="How much memory the slots of all jobs may take."),
     mtu: int = typer.Option(
@@ -72,7 +74,7 @@ def reduce(
         where,
         num_workers=workers,
         keys=keys,
-        window_bytes=num_bytes(window, "--window"),
+        window_bytes=num_bytes(window, "--window") if window else None,
         max_memory_bytes=num_bytes(memory, "--memory"),
         piece_bytes=piece_bytes,
         root=address(root, "--root") if root else None,

@@ -354,6 +354,8 @@ class Worker:
     def _overtaken_by(self, stamp: int) -> list[WorkerDecision]:
         """Asks for those that were sent earlier than one that is done, and are not back."""
         asks: list[WorkerDecision] = []
+        if not self._flights or next(iter(self._flights.values())).stamp > stamp:
+            return asks
         for block, flight in list(self._flights.items()):
             if flight.stamp > stamp:
                 break

@@ -1,8 +1,8 @@
 """The aggregator: one thread that lets workers in, moves their packets, and says who is gone. Owns `Aggregator`.
 
-TCP on its port is for joining and for noticing who goes; UDP on the same port is for packets. Each worker has a UDP
-socket of its own here, connected to it, so that one worker's burst can't push out another's, and the kernel drops what
-comes from elsewhere.
+TCP on its port is for joining, for noticing who goes, and for the blocks of jobs that chose that lane: a second
+connection of each worker. UDP on the same port is for packets. Each worker has a UDP socket of its own here, connected
+to it, so that one worker's burst can't push out another's, and the kernel drops what comes from elsewhere.
 """
 
 from __future__ import annotations
@@ -18,20 +18,27 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from headwater.errors import ConfigError, HeadwaterError, JoinRefusedError
-from headwater.reduce.control import PROTOCOL, Lines, nonce, proof, tag_of
+from headwater.errors import AggregatorGoneError, ConfigError, HeadwaterError, JoinRefusedError
+from headwater.reduce import flowjob, slotjob
+from headwater.reduce.connection import BLOCK_BYTES, GONE_EVENTS, Connection
+from headwater.reduce.control import PROTOCOL, Lines, is_proof, nonce, proof, tag_of
+from headwater.reduce.flowjob import FlowJob, FlowMember
 from headwater.reduce.gathering import Gathering, Guest, read_join
-from headwater.reduce.joining import Joined, Ticket, join
-from headwater.reduce.leaf import Uplink
-from headwater.reduce.packets import BUFFER_BYTES, DEFAULT_PIECE_BYTES, Layout
-from headwater.reduce.slotjob import Member, MisfitError, SlotJob, memory_bytes
+from headwater.reduce.joining import TCP, UDP, Joined, Ticket, join
+from headwater.reduce.leaf import FlowUplink, PacketUplink, uplink_of
+from headwater.reduce.packets import DEFAULT_PIECE_BYTES, Layout
+from headwater.reduce.slotjob import Member, MisfitError, SlotJob
 from headwater.reduce.wire import open_wire
 
-WINDOW_BYTES = 512 << 10  # of each worker's blocks under way: 42 ms at 100 Mbit/s, less than a switch port holds
+# Of each worker's blocks under way, by lane. Packets: 42 ms at 100 Mbit/s, less than a switch port holds. TCP finds out
+# by itself what the port holds, and a wider window lets a worker sleep for longer.
+WINDOW_BYTES = {TCP: 1 << 20, UDP: 512 << 10}
 MEMORY_BYTES = 1 << 30  # for the slots of all jobs
 STATUS_S = 10.0
 MAX_GUESTS = 4096
+_READABLE = select.EPOLLIN | select.EPOLLRDHUP
 _TICK_S = 0.1  # how often a leaf looks at the clock
 _KERNEL_SHARE = 0.6  # of a socket's buffer that payload may take; the rest is the kernel's own bookkeeping
 _ROOT_JOIN_S = 60.0
@@ -45,9 +52,9 @@ class Running:
     """A job that has begun."""
 
     session: str
-    job: SlotJob
+    job: SlotJob | FlowJob
     guests: dict[int, Guest]
-    uplink: Uplink | None = None
+    uplink: PacketUplink | FlowUplink | None = None
 
 
 class Aggregator:
@@ -59,13 +66,14 @@ class Aggregator:
         *,
         num_workers: int = 0,
         keys: Sequence[bytes] = (),
-        window_bytes: int = WINDOW_BYTES,
+        window_bytes: int | None = None,
         max_memory_bytes: int = MEMORY_BYTES,
         piece_bytes: int = DEFAULT_PIECE_BYTES,
         root: tuple[str, int] | None = None,
         place: tuple[int, int] = (0, 1),
     ) -> None:
-        """`num_workers` 0 takes jobs of any size. With `root` this is a leaf, the `place[0]`-th of `place[1]`."""
+        """`num_workers` 0 takes jobs of any size. `window_bytes` None takes what suits the lane. With
+        `root` this is a leaf, the `place[0]`-th of `place[1]`."""
         self._num_workers, self._keys = num_workers, list(keys) or [b""]
         self._window_bytes, self._max_memory_bytes = window_bytes, max_memory_bytes
         self._layout = Layout(piece_bytes)
@@ -128,9 +136,9 @@ class Aggregator:
         os.close(self._told)
         os.close(self._tell)
 
-    def _watch(self, fd: int, call: Callable[[int], None]) -> None:
+    def _watch(self, fd: int, call: Callable[[int], None], events: int = select.EPOLLIN) -> None:
         self._calls[fd] = call
-        self._epoll.register(fd, select.EPOLLIN)
+        self._epoll.register(fd, events)
 
     def _forget(self, fd: int) -> None:
         if self._calls.pop(fd, None) is not None:
@@ -156,10 +164,14 @@ class Aggregator:
             sock, peer = self._door.accept()
         except OSError:
             return
+        try:
+            guest = Guest(Lines(sock), peer[0])
+        except OSError:  # it is gone again
+            sock.close()
+            return
         if len(self._guests) >= MAX_GUESTS:
             sock.close()
             return
-        guest = Guest(Lines(sock), peer[0])
         self._guests[sock.fileno()] = guest
         self._watch(sock.fileno(), partial(self._hear, guest))
         guest.lines.say(**{"headwater-reduce": PROTOCOL, "nonce": guest.nonce})
@@ -184,6 +196,11 @@ class Aggregator:
                     guest.lines.say(refused=str(error))
                     self._dismiss(guest)
                     return
+            elif "blocks" in each and guest.ticket is None:
+                self._attach(guest, each)
+                return
+            elif "ask" in each:
+                self._asked(guest, each["ask"])
             elif "leave" in each:
                 self._left(guest)
 
@@ -195,7 +212,7 @@ class Aggregator:
             self._end(guest.place, f"another start of job {ticket.job!r} took its place")
             there = None
         if there is None:
-            there = self._jobs[guest.place] = Gathering(ticket.session, ticket.num_workers)
+            there = self._jobs[guest.place] = Gathering(ticket.session, ticket.num_workers, ticket.lane)
         if isinstance(there, Running) or ticket.rank in there.guests:
             guest.ticket = None
             raise JoinRefusedError(f"job {ticket.job!r} has a worker {ticket.rank} already, from "
@@ -205,6 +222,10 @@ class Aggregator:
             guest.ticket = None
             raise JoinRefusedError(f"job {ticket.job!r} has {there.num_workers} workers, say those that are here, and "
                                    f"{ticket.num_workers}, says this one")  # fmt: skip
+        if ticket.lane != there.lane:
+            guest.ticket = None
+            raise JoinRefusedError(f"the blocks of job {ticket.job!r} travel by {there.lane}, say those that are here, "
+                                   f"and by {ticket.lane}, says this one; give all workers the same lane=")  # fmt: skip
         there.guests[ticket.rank] = guest
         if there.is_complete:
             if self._root is None:
@@ -217,7 +238,8 @@ class Aggregator:
         assert self._root is not None
         there.is_joining_root = True
         weight = sum(guest.ticket.weight for guest in there.guests.values() if guest.ticket)
-        ticket = Ticket(place[1], there.session, self._place[0], self._place[1], weight, self._keys[place[0]])
+        ticket = Ticket(place[1], there.session, self._place[0], self._place[1], weight, self._keys[place[0]],
+                        there.lane)  # fmt: skip
 
         def ask() -> None:
             found: Joined | HeadwaterError
@@ -236,15 +258,49 @@ class Aggregator:
             if isinstance(found, Joined):
                 found.close("done")
         elif isinstance(found, Joined):
-            self._begin(place, there, Uplink(found))
+            self._begin(place, there, found)
         else:
             self._end(place, f"its root can't be joined: {found}", what="stopped")
 
-    def _begin(self, place: tuple[int, str], there: Gathering, uplink: Uplink | None = None) -> None:
-        """All workers are here."""
+    def _begin(self, place: tuple[int, str], there: Gathering, joined: Joined | None = None) -> None:
+        """All workers are here; a leaf has `joined` its root."""
         key, job_id = self._keys[place[0]], nonce()
-        layout = uplink.joined.layout if uplink else self._layout
         guests = [there.guests[rank] for rank in range(there.num_workers)]
+        total = joined.total if joined else sum(guest.ticket.weight for guest in guests if guest.ticket)
+        uplink: PacketUplink | FlowUplink | None = None
+        try:
+            if joined:
+                uplink = uplink_of(joined)
+            job: SlotJob | FlowJob
+            if there.lane == TCP:
+                job = self._flow_job(place, guests, job_id, total, joined)
+            else:
+                job = self._slot_job(place, guests, job_id, total, joined)
+        except (OSError, ConfigError) as error:
+            if joined:
+                joined.close("done")
+            self._end(place, f"the job can't begin: {error}", what="stopped")
+            return
+        self._jobs[place] = Running(there.session, job, there.guests, uplink)
+        if uplink is not None:
+            job.root, uplink.job = uplink, job
+            self._watch(uplink.fileno(), partial(self._uplink_ready, place, uplink), _READABLE)
+            self._watch(uplink.joined.control.fileno(), partial(self._uplink_said, place, uplink))
+        if isinstance(job, SlotJob):
+            for member in job.members:
+                self._watch(member.fileno(), partial(self._ready, place, job, member.rank))
+        for guest in guests:
+            facts = (job.slots, job.layout.piece_bytes, total)
+            guest.lines.say(start=job_id, slots=job.slots, piece_bytes=job.layout.piece_bytes, total=total,
+                            proof=proof(key, "start", guest.their_nonce, job_id, *facts))  # fmt: skip
+        log.info("job %s begins", place[1], extra={"fields": {
+            "workers": len(guests), "lane": there.lane, "slots": job.slots,
+            "memory_mb": round(job.memory_bytes() / 1e6, 1)}})  # fmt: skip
+
+    def _slot_job(
+        self, place: tuple[int, str], guests: list[Guest], job_id: str, total: int, joined: Joined | None
+    ) -> SlotJob:
+        key, layout = self._keys[place[0]], joined.layout if joined else self._layout
         members: list[Member] = []
         try:
             for rank, guest in enumerate(guests):
@@ -252,49 +308,77 @@ class Aggregator:
                 local = guest.lines.sock.getsockname()[0]
                 wire = open_wire((local, self.port), (guest.host, guest.port), layout, shared=True)
                 members.append(Member(rank, guest.ticket.weight, guest.lines, wire, tag_of(key, job_id, rank)))
-            num_slots = uplink.joined.num_slots if uplink else self._num_slots(members, layout)
-        except (OSError, ConfigError) as error:
+            block_bytes = layout.pieces * layout.packet_bytes
+            receive_bytes = min(member.wire.receive_bytes for member in members)
+            wanted, held = self._wanted_slots(UDP, layout.block_bytes), int(receive_bytes * _KERNEL_SHARE / block_bytes)
+            if held < wanted:
+                log.warning("the kernel gives a socket %d bytes, which hold %d blocks where %d are wanted; set the "
+                            "sysctl net.core.rmem_max to 4194304", receive_bytes, held, wanted)  # fmt: skip
+            num_slots = self._num_slots(min(wanted, held), partial(slotjob.memory_bytes, len(guests)), joined)
+        except BaseException:
             for member in members:
                 member.wire.close()
-            if uplink:
-                uplink.close()
-            self._end(place, f"the job can't begin: {error}", what="stopped")
-            return
-        total = uplink.joined.total if uplink else sum(member.weight for member in members)
-        job = SlotJob(place[1], members, layout, num_slots, total, tag_of(key, job_id, "all"))
-        self._jobs[place] = Running(there.session, job, there.guests, uplink)
-        if uplink is not None:
-            job.root, uplink.job = uplink, job
-            self._watch(uplink.joined.wire.fileno(), partial(self._uplink_ready, place, uplink))
-            self._watch(uplink.joined.control.fileno(), partial(self._uplink_said, place, uplink))
-        for member, guest in zip(members, guests, strict=True):
-            self._watch(member.wire.fileno(), partial(self._ready, place, job, member.rank))
-            facts = (num_slots, layout.piece_bytes, total)
-            guest.lines.say(start=job_id, slots=num_slots, piece_bytes=layout.piece_bytes, total=total,
-                            proof=proof(key, "start", guest.their_nonce, job_id, *facts))  # fmt: skip
-        log.info("job %s begins", place[1], extra={"fields": {
-            "workers": len(members), "slots": num_slots,
-            "memory_mb": round(memory_bytes(len(members), num_slots) / 1e6, 1)}})  # fmt: skip
+            raise
+        return SlotJob(place[1], members, layout, num_slots, total, tag_of(key, job_id, "all"))
 
-    def _num_slots(self, members: list[Member], layout: Layout) -> int:
-        """As many as the window asks for, the kernel's buffers hold, and memory allows."""
-        wanted = max(2, self._window_bytes // layout.block_bytes)
-        block_bytes = layout.pieces * layout.packet_bytes
-        held = int(min(member.wire.receive_bytes for member in members) * _KERNEL_SHARE / block_bytes)
-        if held < wanted:
-            log.warning("the kernel gives a socket %d bytes, which hold %d blocks where %d are wanted; set the sysctl "
-                        "net.core.rmem_max to 4194304", members[0].wire.receive_bytes, held, wanted)  # fmt: skip
-        used = sum(memory_bytes(len(each.guests), each.job.slots) for each in self._running)
-        a_slot = memory_bytes(len(members), 1) - memory_bytes(len(members), 0)
-        room = (self._max_memory_bytes - used - 4 * BUFFER_BYTES) // a_slot
+    def _flow_job(
+        self, place: tuple[int, str], guests: list[Guest], job_id: str, total: int, joined: Joined | None
+    ) -> FlowJob:
+        wanted = self._wanted_slots(TCP, BLOCK_BYTES)
+        num_slots = self._num_slots(wanted, partial(flowjob.memory_bytes, len(guests)), joined)
+        members = [FlowMember(rank, guest.ticket.weight, guest.lines)
+                   for rank, guest in enumerate(guests) if guest.ticket]  # fmt: skip
+        return FlowJob(place[1], job_id, members, num_slots, total)
+
+    def _wanted_slots(self, lane: str, block_bytes: int) -> int:
+        return max(2, (self._window_bytes or WINDOW_BYTES[lane]) // block_bytes)
+
+    def _num_slots(self, wanted: int, memory_bytes: Callable[[int], int], joined: Joined | None) -> int:
+        """As many as are wanted and memory allows; a leaf has as many as its root."""
+        if joined is not None:
+            return joined.num_slots
+        used = sum(each.job.memory_bytes() for each in self._running)
+        a_slot = memory_bytes(1) - memory_bytes(0)
+        room = (self._max_memory_bytes - used - memory_bytes(0)) // a_slot
         if room < 1:
-            raise ConfigError(f"a job of {len(members)} workers takes {a_slot:,} bytes a slot, of "
+            raise ConfigError(f"the job takes {memory_bytes(0):,} bytes and {a_slot:,} a slot, of "
                               f"{self._max_memory_bytes:,} (--memory) {used:,} are taken; allow more")  # fmt: skip
-        return max(1, min(wanted, held, room))
+        return max(1, min(wanted, room))
+
+    # The lane tcp
+
+    def _attach(self, guest: Guest, said: dict[str, object]) -> None:
+        """A guest is the connection for the blocks of a worker that has joined, if it proves the key."""
+        job_id, rank, theirs = (said.get(name) for name in ("blocks", "rank", "nonce"))
+        for place, there in self._jobs.items():
+            key = self._keys[place[0]]
+            if (
+                isinstance(there, Running) and isinstance(there.job, FlowJob) and there.job.job_id == job_id
+                and is_proof(said.get("proof"), key, "blocks", guest.nonce, theirs, job_id, rank)
+                and type(rank) is int and 0 <= rank < len(there.job.members)
+                and there.job.members[rank].wire is None and not guest.lines.has_more
+            ):  # fmt: skip
+                fd = guest.lines.fileno()
+                self._forget(fd)
+                self._guests.pop(fd, None)
+                guest.lines.say(open=proof(key, "open", theirs, job_id, rank))
+                there.job.members[rank].wire = Connection(guest.lines.sock)
+                self._watch(fd, partial(self._ready, place, there.job, rank))
+                return
+        self.counts["foreign"] += 1
+        guest.lines.say(refused="the job is over, or has this connection already, or the key is another")
+        self._dismiss(guest)
+
+    def _asked(self, guest: Guest, block: object) -> None:
+        there = self._jobs.get(guest.place) if guest.place else None
+        if isinstance(there, Running) and isinstance(there.job, FlowJob) and type(block) is int:
+            assert guest.ticket is not None
+            if there.guests.get(guest.ticket.rank) is guest:
+                there.job.asked(guest.ticket.rank, block)
 
     # Packets
 
-    def _ready(self, place: tuple[int, str], job: SlotJob, rank: int, event: int) -> None:
+    def _ready(self, place: tuple[int, str], job: SlotJob | FlowJob, rank: int, event: int) -> None:
         try:
             if event & select.EPOLLOUT:
                 job.writable(rank)
@@ -307,28 +391,41 @@ class Aggregator:
             log.exception("job %s failed", job.name)
             self._end(place, "the aggregator failed at this job; its log has the reason", what="stopped")
             return
+        if isinstance(job, FlowJob):
+            for member in job.members:
+                if member.wire is not None and member.wire.is_cut and member.fileno() in self._calls:
+                    self._forget(member.fileno())  # its other connection tells whether it has left or is gone
         self._look_for_room(job)
 
-    def _look_for_room(self, job: SlotJob) -> None:
-        if isinstance(job.root, Uplink):
-            job.root.stream.writable()
-        for member in job.members:
-            if bool(member.backlog) != member.waits_for_room:
-                member.waits_for_room = not member.waits_for_room
-                events = select.EPOLLIN | (select.EPOLLOUT if member.waits_for_room else 0)
-                self._epoll.modify(member.wire.fileno(), events)
+    def _look_for_room(self, job: SlotJob | FlowJob) -> None:
+        """Hear of room in the kernel where something waits for it."""
+        each: Any
+        for each in (*job.members, job.root) if job.root is not None else job.members:
+            if each.has_backlog != each.waits_for_room and each.fileno() in self._calls:
+                each.waits_for_room = not each.waits_for_room
+                events = _READABLE if each is job.root else select.EPOLLIN
+                self._epoll.modify(each.fileno(), events | (select.EPOLLOUT if each.waits_for_room else 0))
 
-    def _uplink_ready(self, place: tuple[int, str], uplink: Uplink, event: int) -> None:
+    def _uplink_ready(self, place: tuple[int, str], uplink: PacketUplink | FlowUplink, event: int) -> None:
         assert uplink.job is not None
         try:
-            uplink.stream.readable()
+            if event & select.EPOLLOUT:
+                uplink.stream.writable()
+            if event & ~select.EPOLLOUT:
+                uplink.readable()
+            if event & GONE_EVENTS and isinstance(uplink, FlowUplink):
+                uplink.hear()  # the reason, if it is here
+                raise AggregatorGoneError("the root closed the connection for blocks")
+        except AggregatorGoneError as error:
+            self._end(place, str(error), what="stopped")
+            return
         except Exception:
             log.exception("job %s failed", uplink.job.name)
             self._end(place, "the leaf failed at this job; its log has the reason", what="stopped")
             return
         self._look_for_room(uplink.job)
 
-    def _uplink_said(self, place: tuple[int, str], uplink: Uplink, event: int) -> None:
+    def _uplink_said(self, place: tuple[int, str], uplink: PacketUplink | FlowUplink, event: int) -> None:
         try:
             uplink.hear()
         except HeadwaterError as error:
@@ -340,6 +437,7 @@ class Aggregator:
                 try:
                     there.uplink.stream.writable()
                     there.uplink.tick()
+                    self._look_for_room(there.job)
                 except HeadwaterError as error:
                     self._end(place, str(error), what="stopped")
 
@@ -387,7 +485,7 @@ class Aggregator:
             self.counts.update(there.job.counts)
             self._num_bytes += there.job.num_bytes
             for member in there.job.members:
-                self._forget(member.wire.fileno())
+                self._forget(member.fileno())
             if there.uplink is not None:
                 for each in (there.uplink.joined.wire, there.uplink.joined.control):
                     self._forget(each.fileno())

@@ -37,6 +37,8 @@ class Call:
         self.num_blocks = max(1, -(-len(values) // self._block_values))
         self.num_left = self.num_blocks
         self.flags = flags_of(number, mean and number is not SCALED and number is not EXPONENTS)
+        self._is_as_it_travels = values.dtype == number.wire
+        self._bytes: memoryview = values.view(np.uint8).data if self._is_as_it_travels else memoryview(b"")
         self.exponents: npt.NDArray[np.int16] | None = None  # of `scaled`, once all workers' are known
         self.held: list[int] = []  # blocks that wait for them
 
@@ -103,6 +105,44 @@ class Call:
                 self.values[middle:stop] = rows[whole, :rest]
         self.done()
         return True
+
+    # In a lane that sends from where values are
+
+    def give(self, block: int, held: memoryview) -> tuple[memoryview, memoryview, int] | None:
+        """A block's bytes, and where those of its sum go: into the array, if its own numbers travel, or to `held`."""
+        start, stop = self.span(block)
+        size = self.number.wire.itemsize
+        if self._is_as_it_travels:
+            place = self._bytes[start * size : stop * size]
+            return place, place, self.flags
+        if self.number is SCALED:
+            if self.exponents is None:
+                self.held.append(block)
+                return None
+            made = to_integers(self.values[start:stop], int(self.exponents[block - self.first]), self._total)
+        else:
+            made = self.values[start:stop].astype(self.number.wire)
+        return made.view(np.uint8).data, held[: (stop - start) * size], self.flags
+
+    def took(self, block: int, held: memoryview) -> None:
+        """The sum of a block is where `give` said."""
+        if not self._is_as_it_travels:
+            start, stop = self.span(block)
+            found = np.frombuffer(held, self.number.wire, stop - start)
+            if self.number is SCALED:
+                assert self.exponents is not None
+                exponent, divisor = int(self.exponents[block - self.first]), self._total if self.mean else 1
+                self.values[start:stop] = from_integers(found, exponent, self._total, divisor)
+            else:
+                self.values[start:stop] = found
+        self.done()
+
+    def sum_in_array(self, block: int) -> memoryview | None:
+        """The bytes of a sum that is here, in the array; None if it was held elsewhere."""
+        if not self._is_as_it_travels:
+            return None
+        start, stop = self.span(block)
+        return self._bytes[start * self.number.wire.itemsize : stop * self.number.wire.itemsize]
 
     def done(self, num_blocks: int = 1) -> None:
         """So many of its blocks have their sums."""

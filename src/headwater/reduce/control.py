@@ -21,7 +21,7 @@ from typing import Any
 from headwater.core.redact import TOKEN_START
 from headwater.errors import ConfigError
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_LINE_BYTES = 1 << 16
 KEY_VARIABLE = "HEADWATER_REDUCE_KEY"
 LEAST_KEY = 16  # characters
@@ -78,6 +78,11 @@ class Lines:
         if not all(isinstance(each, dict) for each in found) or (is_over and not found):
             return None
         return found
+
+    @property
+    def has_more(self) -> bool:
+        """Something came that is no whole line yet."""
+        return bool(self._heard)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

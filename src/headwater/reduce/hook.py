@@ -28,9 +28,9 @@ from headwater.reduce.carrier import Bucket, Carrier
 from headwater.reduce.compression import ErrorFeedback
 from headwater.reduce.control import address, key_bytes
 from headwater.reduce.fallback import Fallback
-from headwater.reduce.joining import Joined, Ticket, join
+from headwater.reduce.joining import TCP, Joined, Ticket, join
 from headwater.reduce.nccl import choose
-from headwater.reduce.reducer import JOIN_S, TIMEOUT_S
+from headwater.reduce.reducer import JOIN_S, TIMEOUT_S, checked_lane
 
 NUMBERS = ("same", "fp16", "integers")
 _FORMATS = {torch.float32: FP32, torch.float64: FP64, torch.float16: FP16, torch.bfloat16: BF16}
@@ -107,6 +107,7 @@ def attach(
     switch: str,
     key: str | None = None,
     job: str = "default",
+    lane: str = TCP,
     numbers: str = "same",
     rack: tuple[int, int] | None = None,
     timeout_s: float = TIMEOUT_S,
@@ -116,7 +117,8 @@ def attach(
 
     `key` is the job's, by default that in HEADWATER_REDUCE_KEY. `job` is its name, where an aggregator serves several.
     `numbers` is what travels of fp32 gradients: "same"; "fp16", with what rounding loses kept for the next step; or
-    "integers", as a switch adds. `rack` is this worker's place behind a leaf: (its rank there, how many there are).
+    "integers", as a switch adds. `lane` is how it travels: "tcp", or "udp" as a switch would take it. `rack` is this
+    worker's place behind a leaf: (its rank there, how many there are).
 
     Should the aggregator go away, the ordinary all-reduce takes over within a step, and it is used again when it is
     back. If a worker goes, all others get an error within `timeout_s`. With the `nccl` backend sums stay NCCL's own,
@@ -135,7 +137,7 @@ def attach(
     fallback = Fallback(ranks, timeout_s)
     session = bytes(fallback.spread(np.frombuffer(secrets.token_bytes(16), np.uint8).copy(), 0)).hex()
     place, num_workers = rack or (fallback.rank, fallback.num_workers)
-    ticket = Ticket(job, session, place, num_workers, key=secret)
+    ticket = Ticket(job, session, place, num_workers, key=secret, lane=checked_lane(lane))
     joined = _join_together(where, ticket, fallback, join_s)
     carrier = Carrier(switch, where, ticket, joined, fallback, timeout_s)
     made = Attached(f"gradients of {num_workers} workers are added up by the aggregator at {switch}", carrier,

@@ -1,4 +1,4 @@
-"""How a worker, or a leaf, joins a job on an aggregator. Owns `Ticket`, `Joined` and `join`, which waits for all."""
+"""How a worker, or a leaf, joins a job on an aggregator. Owns `LANES`, `Ticket`, `Joined`, `join`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.errors import AggregatorGoneError, JoinRefusedError
+from headwater.reduce.connection import Connection
 from headwater.reduce.control import PROTOCOL, Lines, is_proof, nonce, proof, tag_of
 from headwater.reduce.packets import Layout
 from headwater.reduce.wire import Wire
+
+TCP, UDP = LANES = ("tcp", "udp")  # how blocks travel
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Ticket:
     num_workers: int
     weight: int = 1  # workers behind it: more than one for a leaf
     key: bytes = b""
+    lane: str = TCP
 
 
 @dataclass
@@ -33,10 +37,11 @@ class Joined:
     """A job that has begun."""
 
     control: Lines
-    wire: Wire
+    wire: Wire | Connection
     layout: Layout
     num_slots: int
     total: int  # workers, those behind leaves counted
+    job_id: str
     up_tag: int
     down_tag: int
     heard: list[dict[str, Any]]  # said right behind the start
@@ -68,11 +73,14 @@ def join(
             raise JoinRefusedError(f"{name} is no aggregator that speaks version {PROTOCOL} of the protocol; it said "
                                    f"{str(hello)[:100]}. Use the same version of headwater on both sides")  # fmt: skip
         ours = nonce()
-        udp = socket.socket(sock.family, socket.SOCK_DGRAM)
-        stack.callback(udp.close)
-        udp.bind((sock.getsockname()[0], 0))
-        udp.connect((sock.getpeername()[0], where[1]))
-        port = udp.getsockname()[1]
+        udp: socket.socket | None = None
+        port = 0
+        if ticket.lane == UDP:
+            udp = socket.socket(sock.family, socket.SOCK_DGRAM)
+            stack.callback(udp.close)
+            udp.bind((sock.getsockname()[0], 0))
+            udp.connect((sock.getpeername()[0], where[1]))
+            port = udp.getsockname()[1]
         said = (
             hello.get("nonce"),
             ours,
@@ -81,10 +89,12 @@ def join(
             ticket.rank,
             ticket.num_workers,
             ticket.weight,
+            ticket.lane,
             port,
         )
         control.say(join=ticket.job, session=ticket.session, rank=ticket.rank, workers=ticket.num_workers,
-                    weight=ticket.weight, port=port, nonce=ours, proof=proof(ticket.key, "join", *said))  # fmt: skip
+                    weight=ticket.weight, lane=ticket.lane, port=port, nonce=ours,
+                    proof=proof(ticket.key, "join", *said))  # fmt: skip
         start = _next(control, heard, deadline, name, ticket)
         if "refused" in start:
             raise JoinRefusedError(f"{name} refused worker {ticket.rank} of job {ticket.job!r}: {start['refused']}")
@@ -100,10 +110,34 @@ def join(
             )
         num_slots, piece_bytes, total = (int(each or 0) for each in facts)
         layout = Layout(piece_bytes)
-        wire = make_wire(udp, layout)
+        wire = make_wire(udp, layout) if udp else connect(where, ticket, str(job_id), deadline)
         stack.pop_all()
-    return Joined(control, wire, layout, num_slots, total, tag_of(ticket.key, job_id, ticket.rank),
+    return Joined(control, wire, layout, num_slots, total, str(job_id), tag_of(ticket.key, job_id, ticket.rank),
                   tag_of(ticket.key, job_id, "all"), heard)  # fmt: skip
+
+
+def connect(where: tuple[str, int], ticket: Ticket, job_id: str, deadline: float) -> Connection:
+    """The connection for the blocks of a job that has begun. It proves the key by itself: who saw a job start can't
+    take a worker's place."""
+    name = f"{where[0]}:{where[1]}"
+    heard: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        try:
+            sock = socket.create_connection(where, timeout=max(deadline - time.monotonic(), 0.1))
+        except OSError as error:
+            raise AggregatorGoneError(f"the aggregator at {name} answers no more: {error}") from None
+        lines = Lines(sock)
+        stack.callback(lines.close)
+        hello, ours = _next(lines, heard, deadline, name, ticket), nonce()
+        lines.say(blocks=job_id, rank=ticket.rank, nonce=ours,
+                  proof=proof(ticket.key, "blocks", hello.get("nonce"), ours, job_id, ticket.rank))  # fmt: skip
+        answer = _next(lines, heard, deadline, name, ticket)
+        if not is_proof(answer.get("open"), ticket.key, "open", ours, job_id, ticket.rank):
+            why = answer.get("refused", "it did not prove the key")
+            raise AggregatorGoneError(f"{name} let worker {ticket.rank} of job {ticket.job!r} join, and then refused "
+                                      f"its connection: {why}")  # fmt: skip
+        stack.pop_all()
+    return Connection(sock)
 
 
 def _next(control: Lines, heard: list[dict[str, Any]], deadline: float, name: str, ticket: Ticket) -> dict[str, Any]:

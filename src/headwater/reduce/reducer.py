@@ -23,8 +23,10 @@ from headwater.core.agree import is_settled
 from headwater.core.sums import EXPONENTS, SCALED, Format, exponents, format_of
 from headwater.errors import AggregatorGoneError, ConfigError, ReduceError, WorkerGoneError
 from headwater.reduce.call import Call
+from headwater.reduce.connection import GONE_EVENTS, Connection
 from headwater.reduce.control import address, key_bytes
-from headwater.reduce.joining import Joined, Ticket, join
+from headwater.reduce.flow import Flow
+from headwater.reduce.joining import LANES, TCP, UDP, Joined, Ticket, join
 from headwater.reduce.packets import Layout, Packets
 from headwater.reduce.stream import Stream
 from headwater.reduce.wire import Wire
@@ -38,8 +40,18 @@ _LATE = 4.0  # times the usual: from then on a block is late
 _NEWEST = 0.125  # weight of the newest in what is usual
 
 
+_CUT_S = 1.0  # for the reason to come over the other connection
+_READABLE = select.POLLIN | getattr(select, "POLLRDHUP", 0)
+
+
 class StalledError(WorkerGoneError):
     """The aggregator is there, and another worker does not take part: nothing else would help either."""
+
+
+def checked_lane(lane: str) -> str:
+    if lane not in LANES:
+        raise ConfigError(f"lane is {lane!r}; it must be one of {', '.join(LANES)}")
+    return lane
 
 
 class Reducer:
@@ -53,15 +65,19 @@ class Reducer:
         num_workers: int,
         key: str | None = None,
         job: str = "default",
+        lane: str = TCP,
         session: str = "",
         timeout_s: float = TIMEOUT_S,
         join_s: float = JOIN_S,
         make_wire: Callable[[socket.socket, Layout], Wire] = Wire,
     ) -> None:
-        """`key` is by default that in the environment (HEADWATER_REDUCE_KEY)."""
+        """`key` is by default that in the environment (HEADWATER_REDUCE_KEY). `lane` is how blocks travel, "tcp" or
+        "udp", and `make_wire` makes the latter's wire."""
         if not 0 <= rank < num_workers:
             raise ConfigError(f"worker {rank} of {num_workers}; ranks are 0 to {num_workers - 1}")
-        ticket = Ticket(job, session, rank, num_workers, key=key_bytes(key))
+        if make_wire is not Wire and lane != UDP:
+            raise ConfigError('make_wire is for lane="udp"')
+        ticket = Ticket(job, session, rank, num_workers, key=key_bytes(key), lane=checked_lane(lane))
         self._open(switch, join(address(switch, "switch"), ticket, join_s, make_wire), rank, timeout_s)
 
     @classmethod
@@ -75,7 +91,14 @@ class Reducer:
         self.switch, self.rank, self.total = switch, rank, joined.total
         self._joined, self._timeout_s = joined, timeout_s
         self.layout = joined.layout
-        self.stream = Stream(joined.wire, joined.layout, joined.num_slots, joined.up_tag, joined.down_tag, self)
+        self.stream: Stream | Flow
+        if isinstance(joined.wire, Connection):
+            self.stream = Flow(joined.wire, joined.num_slots, self, self._ask)
+            # Per slot, its last sum, unless that is in an array under way (core.agree).
+            self._held = [memoryview(bytearray(joined.layout.block_bytes)) for _ in range(joined.num_slots)]
+        else:
+            self.stream = Stream(joined.wire, joined.layout, joined.num_slots, joined.up_tag, joined.down_tag, self)
+        self._cut_at: float | None = None  # when the connection for blocks ended
         self._calls: list[Call] = []  # under way, in order
         self._failed: ReduceError | None = None
         self._usual_s = _FIRST_LATE_S / _LATE
@@ -86,7 +109,7 @@ class Reducer:
         self._left = 0  # workers that said that they are done
         self._poll = select.poll()
         self._poll.register(joined.control, select.POLLIN)
-        self._wire_events = select.POLLIN
+        self._wire_events = _READABLE
         self._poll.register(joined.wire, self._wire_events)
         self._wire_fd, self._control_fd = joined.wire.fileno(), joined.control.fileno()
         self._is_open = True
@@ -176,10 +199,15 @@ class Reducer:
 
     def _pump(self, wait_s: float) -> None:
         stream = self.stream
-        wanted = select.POLLIN | select.POLLOUT if stream.wants_to_send else select.POLLIN
-        if wanted != self._wire_events:
-            self._poll.modify(self._wire_fd, wanted)
-            self._wire_events = wanted
+        if self._cut_at is None:
+            wanted = _READABLE | select.POLLOUT if stream.wants_to_send else _READABLE
+            if wanted != self._wire_events:
+                self._poll.modify(self._wire_fd, wanted)
+                self._wire_events = wanted
+            if isinstance(stream, Flow) and self._calls:
+                stream.await_blocks(self._calls[0].stop)
+        else:
+            wait_s = min(wait_s, _CUT_S)
         if stream.machine.num_out:
             wait_s = min(wait_s, self._late_s)
         for fd, event in self._poll.poll(max(0.0, wait_s) * 1000):
@@ -188,6 +216,9 @@ class Reducer:
                     stream.writable()
                 if event & ~select.POLLOUT:
                     stream.readable()
+                if isinstance(stream, Flow) and (event & GONE_EVENTS or stream.wire.is_cut):
+                    self._cut_at = time.monotonic()
+                    self._poll.unregister(self._wire_fd)
             elif fd == self._control_fd:
                 self._hear()
         if self._joined.heard:
@@ -197,6 +228,8 @@ class Reducer:
     @property
     def _late_s(self) -> float:
         least, most = LATE_S
+        if isinstance(self.stream, Flow):  # nothing is lost there, and sums are taken many at a time
+            return most * self.stream.machine.patience
         return min(max(_LATE * self._usual_s, least), most) * self.stream.machine.patience
 
     def _look_at_the_clock(self, now: float) -> None:
@@ -205,6 +238,9 @@ class Reducer:
             self._progress, self._progress_at, self._num_asked = stream.num_done, now, 0
         if stream.num_heard != self._heard:
             self._heard, self._heard_at = stream.num_heard, now
+        if self._cut_at is not None and now - self._cut_at > _CUT_S:
+            raise AggregatorGoneError(f"the aggregator at {self.switch} closed the connection for blocks, and does not "
+                                      "say why")  # fmt: skip
         if not stream.machine.num_out:
             return
         if now - max(self._progress_at, self._asked_at) >= self._late_s:
@@ -237,6 +273,9 @@ class Reducer:
                 raise WorkerGoneError(str(each["gone"]))
             if isinstance(each.get("left"), int):
                 self._left |= 1 << each["left"]
+            block, workers = each.get("waits"), each.get("workers")
+            if isinstance(self.stream, Flow) and isinstance(block, int) and isinstance(workers, int):
+                self.stream.waiting(block, workers)
         self._joined.heard.clear()
 
     # What the stream asks for
@@ -255,6 +294,25 @@ class Reducer:
         if call.is_done:
             self._calls.remove(call)
 
+    def give(self, block: int) -> tuple[memoryview, memoryview, int] | None:
+        return self._call_of(block).give(block, self._held[block % len(self._held)])
+
+    def took(self, block: int) -> None:
+        call = self._call_of(block)
+        if call.num_left == 1:
+            self._keep_sums(call)  # before whoever waits for them may write over them
+        call.took(block, self._held[block % len(self._held)])
+        if call.is_done:
+            self._calls.remove(call)
+
+    def _keep_sums(self, call: Call) -> None:
+        for block in range(max(call.first, call.stop - len(self._held)), call.stop):
+            if (found := call.sum_in_array(block)) is not None:
+                self._held[block % len(self._held)][: len(found)] = found
+
+    def _ask(self, block: int) -> None:
+        self._joined.control.say(ask=block)
+
     def _call_of(self, block: int) -> Call:
         for call in self._calls:
             if block < call.stop:
@@ -265,7 +323,13 @@ class Reducer:
 
     def held(self, block: int) -> npt.NDArray[np.uint8]:
         """The bytes of the last sum of that block's slot; behind a short one there may be anything."""
-        return np.ascontiguousarray(self.stream.held(block).body[: self.layout.pieces]).reshape(-1)
+        if isinstance(self.stream, Stream):
+            return self.stream.held(block)
+        found = np.array(self._held[block % len(self._held)], np.uint8)
+        for call in self._calls:
+            if call.first <= block < call.stop and (own := call.sum_in_array(block)) is not None:
+                found[: len(own)] = np.frombuffer(own, np.uint8)
+        return found
 
     def accept(self, block: int, body: npt.NDArray[np.uint8]) -> None:
         """The sum of a block, from another worker, if it is not here yet."""
@@ -277,7 +341,8 @@ class Reducer:
         packets = Packets(self.layout)
         whole, rest = divmod(num_bytes, self.layout.piece_bytes)
         packets.body[:whole] = body[: whole * self.layout.piece_bytes].reshape(whole, -1)
-        packets.body[whole, :rest] = body[whole * self.layout.piece_bytes : num_bytes]
+        if rest:
+            packets.body[whole, :rest] = body[whole * self.layout.piece_bytes : num_bytes]
         call.take(block, packets, 0, rest or (self.layout.piece_bytes if whole else 0))
 
     def unsettled(self, done: Sequence[int]) -> Iterator[tuple[Call, list[tuple[int, int]]]]:

@@ -35,7 +35,8 @@ from headwater.reduce.packets import (
 )
 from headwater.reduce.wire import Wire
 
-_ALIKE = "all workers must add up arrays of the same size and type, in the same order"
+ALIKE = "all workers must add up arrays of the same size and type, in the same order"
+_BITMAP = (1 << 64) - 1  # a message has room for 64 workers; of more, the first ones are named
 BATCH = 8  # buffers of one worker before the next one's turn
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,13 @@ class Member:
     backlog: deque[tuple[int, int]] = field(default_factory=deque)  # pieces of sums that the kernel had no room for
     waits_for_room: bool = False
 
+    @property
+    def has_backlog(self) -> bool:
+        return bool(self.backlog)
+
+    def fileno(self) -> int:
+        return self.wire.fileno()
+
 
 def memory_bytes(num_workers: int, num_slots: int) -> int:
     """What a job takes: a buffer a worker and slot, and two sums a slot, with their shadows a leaf needs."""
@@ -88,6 +96,9 @@ class SlotJob:
         self._sums = [[Packets(layout, tag), Packets(layout, tag)] for _ in range(num_slots)]
         self._sum_abouts = [[(0, 0, 0), (0, 0, 0)] for _ in range(num_slots)]  # pieces, bytes of the last, flags
         self._spare, self._single = Packets(layout), Packets(layout)
+
+    def memory_bytes(self) -> int:
+        return memory_bytes(len(self.members), self.slots)
 
     def readable(self, rank: int) -> None:
         """Take what a worker has sent."""
@@ -151,7 +162,7 @@ class SlotJob:
                         self._add_up(block, num_pieces)
                     elif isinstance(decision, Drop) and decision.reason == MISFIT:
                         raise MisfitError(f"block {block} has {num_pieces} pieces of worker {rank}, and another number "
-                                          f"of a worker that came before it; {_ALIKE}")  # fmt: skip
+                                          f"of a worker that came before it; {ALIKE}")  # fmt: skip
                     else:
                         self._carry_out((decision,))
             elif kind == ASK and last_bytes >= 8:
@@ -166,7 +177,7 @@ class SlotJob:
         for rank, about in enumerate(abouts):
             if about != abouts[0]:
                 raise MisfitError(f"block {block} is {_say(*abouts[0], num_pieces, self.layout)} of worker 0 and "
-                                  f"{_say(*about, num_pieces, self.layout)} of worker {rank}; {_ALIKE}")  # fmt: skip
+                                  f"{_say(*about, num_pieces, self.layout)} of worker {rank}; {ALIKE}")  # fmt: skip
         number = format_of_flags(flags)
         packets = self._sums[slot][version]
         parts = [each.values(number)[:num_pieces] for each in self._parts[slot]]
@@ -196,7 +207,7 @@ class SlotJob:
                 case Need(rank, block, pieces):
                     self.members[rank].wire.send(message(self._tag, NEED, block, pieces))
                 case Wait(rank, block, ranks):
-                    self.members[rank].wire.send(message(self._tag, WAIT, block, ranks))
+                    self.members[rank].wire.send(message(self._tag, WAIT, block, ranks & _BITMAP))
                 case Drop(reason):
                     self.counts[reason] += 1
 

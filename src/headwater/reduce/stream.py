@@ -10,6 +10,9 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from headwater.core.slots import Ask, Done, Drop, Keep, Send, Worker, WorkerDecision, runs
 from headwater.reduce.control import tag_bytes
 from headwater.reduce.packets import (
@@ -103,9 +106,10 @@ class Stream:
                 for each in one_by_one(self._spare, num_bytes, packet_bytes, self._single):
                     self._packets(self._single, each, each)
 
-    def held(self, block: int) -> Packets:
-        """The last sum of a block's slot."""
-        return self._ring[block % self.machine.num_slots]
+    def held(self, block: int) -> npt.NDArray[np.uint8]:
+        """The bytes of the last sum of a block's slot; behind a short one there may be anything."""
+        body = self._ring[block % self.machine.num_slots].body
+        return np.ascontiguousarray(body[: self.layout.pieces]).reshape(-1)
 
     def _packets(self, packets: Packets, num_bytes: int, packet_bytes: int) -> None:
         found, foreign = split(packets, num_bytes, packet_bytes, self._down_bytes)
