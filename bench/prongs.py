@@ -224,7 +224,8 @@ def result(
         goals={"min_of_bound": "≥ 0.9", "trainer_cpu_saved": "≥ 0.376", "worst_vs_cpu_only": "≥ 0.97"},
         cases=cases,
         bound="pictures/s if everything overlaps: the trainer's core does every step, its share of the preprocessing "
-        "and the receiving of the others, the device the others, and the storage core the device's work and the store's; with the share, in sixteenths, that gives most; each "
+        "and the receiving of the others, the device the others, and the storage core the device's work and the "
+        "store's; with the share, in sixteenths, that gives most; each "
         "stage measured alone in the same minutes. An accelerator of its own would take the step off that core",
         limited_by="; ".join(sorted({f"{case['pipeline']}: {limit(case, cases)}" for case in ours})),
         notes=[
