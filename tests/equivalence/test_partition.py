@@ -26,9 +26,9 @@ from headwater.model.trainable import trainable_cuts
 from headwater.train.client import NodeClient
 
 SEED, BATCH, STEPS, SIZE = 3, 10, 50, 32
-FLOOR = (
-    1e-2  # a tensor whose elements are all below it is noise: the bias in front of another batch-norm gets no gradient
-)
+# A tensor whose elements are all below it is noise: the bias in front of another batch-norm has a gradient of zero, and
+# Adam divides rounding by rounding.
+FLOOR = 1e-6
 PIXELS = Transforms([Resize((SIZE, SIZE)), HorizontalFlip(0.5), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
 
 STILL = Transforms([Resize((SIZE, SIZE)), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
