@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from rich.console import Console
 
 from bench import pictures
@@ -28,6 +29,8 @@ from bench.rig.python import python_env
 from bench.rig.upload import upload
 
 NUM_DEVICES, SHARE, BATCH = 4, 0.2, 512
+LARGE, SMALL = "large", "small"  # as they come, and not much larger than what the model takes
+SMALL_SIDE = 72
 NONE, AUTO = "everything on the trainer", "planned"
 CLASSES = 10
 
@@ -35,15 +38,16 @@ CLASSES = 10
 @dataclass(frozen=True)
 class Size:
     num_pictures: int
-    cases: tuple[tuple[str, float], ...]  # model, Mbit/s of the trainer's link
+    cases: tuple[tuple[str, str, float], ...]  # model, pictures, Mbit/s of the trainer's link
     cuts: tuple[str, ...]
     rounds: int
     steps: int  # of a side in a round
 
 
-FULL = Size(2400, (("vgg", 20), ("vgg", 50), ("vgg", 200), ("vgg", 1000), ("vgg_bn", 50), ("vgg_bn", 1000)),
+FULL = Size(2400, (("vgg", LARGE, 20), ("vgg", LARGE, 100), ("vgg", LARGE, 1000), ("vgg", SMALL, 20),
+                   ("vgg", SMALL, 100), ("vgg", SMALL, 1000), ("vgg_bn", SMALL, 1000)),
             ("input", "0", "1", "2", "3"), 3, 2)  # fmt: skip
-QUICK = Size(1200, (("vgg", 50), ("vgg", 1000)), ("input", "2"), 1, 2)
+QUICK = Size(1200, (("vgg", LARGE, 50), ("vgg", SMALL, 1000)), ("input", "1"), 1, 2)
 
 
 def run(*, quick: bool, console: Console) -> Result:
@@ -55,7 +59,8 @@ def run(*, quick: bool, console: Console) -> Result:
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch, RigUp(rig) as up:
         folder, what = pictures.folder(Path(scratch), size.num_pictures, CLASSES)
         store = up.start_store()
-        upload(up, store, folder, "pictures/train")
+        upload(up, store, folder, f"pictures/{LARGE}")
+        upload(up, store, shrink(folder, Path(scratch) / "small"), f"pictures/{SMALL}")
         env = {**python_env(), **store.env, "XDG_CACHE_HOME": f"{scratch}/cache", "OMP_NUM_THREADS": "1"}
         for device in devices:
             up.set_cpu(device.name, 1.0)  # starting is not what is measured
@@ -63,8 +68,8 @@ def run(*, quick: bool, console: Console) -> Result:
             nodes = list(
                 pool.map(lambda device: up.start_node(device.name, ["s3://pictures"], env=env).address, devices)
             )
-        for model in dict.fromkeys(model for model, _ in size.cases):
-            with up.open("trainer", "bench.partitioning:Trainer", env=env, url="s3://pictures/train", model=model,
+        for model, kind in dict.fromkeys(case[:2] for case in size.cases):
+            with up.open("trainer", "bench.partitioning:Trainer", env=env, url=f"s3://pictures/{kind}", model=model,
                          num_classes=CLASSES, batch_size=BATCH) as trainer:  # fmt: skip
                 for device in devices:
                     up.set_cpu(device.name, 1.0)
@@ -74,16 +79,30 @@ def run(*, quick: bool, console: Console) -> Result:
                     plans[cut] = trainer.ask(do="open", side=cut, nodes=nodes, cut=cut)
                 for device in devices:
                     up.set_cpu(device.name, SHARE)
-                for mbit in [mbit for name, mbit in size.cases if name == model]:
+                for mbit in [case[2] for case in size.cases if case[:2] == (model, kind)]:
                     up.set_rate("trainer", mbit)
                     settle(up)
                     plans[AUTO] = trainer.ask(do="open", side=AUTO, nodes=nodes, cut="auto")
-                    console.print(f"{model}, {mbit:g} Mbit/s: {plans[AUTO]['plan']}", style="dim")
+                    console.print(f"{model}, {kind} pictures, {mbit:g} Mbit/s: {plans[AUTO]['plan']}", style="dim")
                     for case in measure(up, trainer, size, plans):
-                        cases.append({"model": model, "mbit_per_s": mbit, **case})
+                        cases.append({"model": model, "pictures": kind, "mbit_per_s": mbit, **case})
                         console.print(f"{case['side']}: {case['step_s']:.2f} s", style="dim")
                 trainer.ask(do="close_all")
     return result(cases, what, size, quick)
+
+
+def shrink(folder: Path, target: Path) -> Path:
+    """The same pictures, hardly larger than what the model takes: there is little to decode."""
+    for path in folder.rglob("*.jpg"):
+        place = target / path.relative_to(folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            image.convert("RGB").resize((SMALL_SIDE, SMALL_SIDE)).save(place, quality=90)
+    return target
+
+
+def point_of(case: dict[str, Any]) -> tuple[str, str, float]:
+    return case["model"], case["pictures"], case["mbit_per_s"]
 
 
 def measure(up: RigUp, trainer: Any, size: Size, plans: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -111,10 +130,10 @@ def measure(up: RigUp, trainer: Any, size: Size, plans: dict[str, dict[str, Any]
 
 
 def result(cases: list[dict[str, Any]], what: str, size: Size, quick: bool) -> Result:
-    points = dict.fromkeys((case["model"], case["mbit_per_s"]) for case in cases)
+    points = dict.fromkeys(map(point_of, cases))
     reductions, against_best = [], []
     for point in points:
-        sides = {case["side"]: case for case in cases if (case["model"], case["mbit_per_s"]) == point}
+        sides = {case["side"]: case for case in cases if point_of(case) == point}
         reductions.append(1 - sides[AUTO]["vs_none"])
         best = min(case["step_s"] for name, case in sides.items() if name != AUTO)
         against_best.append(sides[AUTO]["step_s"] / best)
@@ -137,7 +156,8 @@ def result(cases: list[dict[str, Any]], what: str, size: Size, quick: bool) -> R
         limited_by="the trainer's link at low rates, the devices' share of a core at high ones; with batch-norms, that "
         "nodes and trainer take turns",
         notes=[
-            f"{what} (348 px, resized to 64) in an object store; batches of {BATCH}; SGD with momentum; float32",
+            f"{what} in an object store: large as they come, small of {SMALL_SIDE} px",
+            f"the model takes 64 px; batches of {BATCH}; SGD with momentum; float32",
             f"{NUM_DEVICES} devices of {SHARE:g} core and the store share a core, the trainer has one; its link has "
             " the rate of the case, both ways",
             f"{size.rounds} rounds of {size.steps} steps a side, in turns, after one that does not count; medians",
@@ -158,18 +178,18 @@ def draw(cases: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    points = list(dict.fromkeys((case["model"], case["mbit_per_s"]) for case in cases))
+    points = list(dict.fromkeys(map(point_of, cases)))
     sides = list(dict.fromkeys(case["side"] for case in cases))
     figure, axis = pyplot.subplots(figsize=(8, 4), layout="constrained")
     wide = 0.8 / len(sides)
     for place, side in enumerate(sides):
         heights = [next(case["step_s"] for case in cases if case["side"] == side and
-                        (case["model"], case["mbit_per_s"]) == point) for point in points]  # fmt: skip
+                        point_of(case) == point) for point in points]  # fmt: skip
         color = {NONE: "#9aa5b1", AUTO: "#c0504d"}.get(side)
         label = side if side in (NONE, AUTO) else f"cut at {side}"
         axis.bar([number + place * wide for number in range(len(points))], heights, wide, label=label, color=color)
     axis.set_xticks([number + 0.4 - wide / 2 for number in range(len(points))],
-                    [f"{model}\n{mbit:g} Mbit/s" for model, mbit in points])  # fmt: skip
+                    [f"{model}, {kind}\n{mbit:g} Mbit/s" for model, kind, mbit in points])  # fmt: skip
     axis.set(title="A step of 512 pictures, nothing frozen", ylabel="seconds")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)

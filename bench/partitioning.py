@@ -23,14 +23,14 @@ CODEC = "fp16"
 
 def vgg(num_classes: int) -> nn.Module:
     """Seven convolutions, no batch-norm: batches go through in parts."""
-    widths = ((3, 8), (8, 16, 16), (16, 32, 32), (32, 64, 64))
+    widths = ((3, 12), (12, 24, 24), (24, 48, 48), (48, 96, 96))
     blocks = []
     for block in widths:
         layers: list[nn.Module] = []
         for wide_in, wide_out in pairwise(block):
             layers += [nn.Conv2d(wide_in, wide_out, 3, padding=1), nn.ReLU(inplace=True)]
         blocks.append(nn.Sequential(*layers, nn.MaxPool2d(2)))
-    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(64 * 16, num_classes))
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(96 * 16, num_classes))
 
 
 def vgg_bn(num_classes: int) -> nn.Module:

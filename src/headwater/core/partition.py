@@ -227,6 +227,11 @@ class Replica:
             raise ConfigError(f"{MAX_UNDER_WAY} micro-batches are under way already")
         self._forward.add(micro)
 
+    def passes(self, version: int) -> None:
+        """Rows of a prefix with nothing to train: no step, as nothing comes back."""
+        if version != self.version or self.staged is not None or self.step is not None:
+            raise ConfigError(f"rows of version {version}, where {self.version} is there")
+
     def backward(self, step: int, micro: int) -> None:
         if step != self.step or micro not in self._forward or micro in self._backward:
             raise ConfigError(f"gradients of micro-batch {micro} of step {step}, which is not under way")

@@ -96,14 +96,15 @@ class Parcel:
 
 def pack_rows(codec: str, boundary: Boundary, tensors: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """Rows of a boundary as arrays of a parcel."""
-    return {f"{place}": each for place, each in enumerate(codecs.encode(codec, tensors, boundary))}
+    columns = codecs.encode(codec, tensors, boundary)
+    return {f"{place}": each.view(np.int16) if each.dtype == np.uint16 else each for place, each in enumerate(columns)}
 
 
 def unpack_rows(codec: str, boundary: Boundary, parcel: Parcel, num_rows: int) -> list[np.ndarray]:
     """The way back; DamagedError if these are other rows."""
     columns = []
     for place, spec in enumerate(codecs.wire_columns(codec, boundary)):
-        dtype = "uint16" if spec.dtype == "bfloat16" else spec.dtype
+        dtype = "int16" if spec.dtype == "bfloat16" else spec.dtype  # NumPy has no bfloat16: its bits
         found = parcel.arrays.get(f"{place}")
         wanted = num_rows * math.prod(spec.shape)
         if (
@@ -114,7 +115,7 @@ def unpack_rows(codec: str, boundary: Boundary, parcel: Parcel, num_rows: int) -
         ):
             raise DamagedError(f"{parcel.kind}: rows came in another form than {num_rows} of {spec}")
         assert found.itemsize == ITEM_BYTES[spec.dtype]
-        columns.append(found)
+        columns.append(found.view(np.uint16) if spec.dtype == "bfloat16" else found)
     return [np.asarray(each).reshape(num_rows, *spec.shape)
             for each, spec in zip(codecs.decode(codec, columns, boundary), boundary, strict=True)]  # fmt: skip
 

@@ -255,7 +255,7 @@ class Attempt:
                 case Forward(node, micro):
                     about = {"step": self._number, "micro": micro, "key": self._parts[micro][node].key,
                              "version": self._peers[node].version if self._work.prefix is not None else 0,
-                             "alone": len(self._taking) == 1}  # fmt: skip
+                             "alone": len(self._taking) == 1, "passes": not self._work.trains}  # fmt: skip
                     self._peers[node].send("forward", about)
                 case Suffix(micro):
                     self._suffix(micro)

@@ -98,6 +98,11 @@ class TrainedPrefix:
     ) -> dict[str, np.ndarray]:
         """Rows of the boundary of these samples, as they travel. No pixels: their frozen part was kept."""
         micro = parcel.number("micro")
+        if parcel.about.get("passes") is True:
+            self._state.passes(parcel.number("version"))
+            with torch.no_grad():
+                made = self._built.trained(self._frozen(ids, pixels), meet)
+            return pack_rows(self._codec, self._end.boundary, [each.contiguous().numpy() for each in made])
         self._state.forward(parcel.number("step"), parcel.number("version"), micro)
         made = self._built.trained(self._frozen(ids, pixels), meet)
         self._under_way[micro] = [each for each in made if each.requires_grad]
