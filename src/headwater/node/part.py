@@ -8,8 +8,8 @@ Owns a folder:
     log          the steps since the checkpoint, as they came; `log.old` while a checkpoint is being written
     journal      meanwhile: what is to go into `vectors`
 
-Records are in the order in which vectors were first trained: popular ones, which come first, share pages of the disk, and
-what is new is appended. Vectors that nobody trained have none, take no room, and are computed.
+Records are in the order in which vectors were first trained: popular ones, which come first, share pages of the disk,
+and what is new is appended. Vectors that nobody trained have none, take no room, and are computed.
 
 Steps change memory alone (`core.hot` says which vectors are there); so `vectors` is always that of the checkpoint, and
 a part that was killed reads its log and does those steps again, each whole or not at all. A checkpoint writes all
