@@ -88,7 +88,16 @@ class Killed(BaseException):
     pass
 
 
-MOMENTS = ["_reserve", "_write_journal", "_write_records", "_write_head", "_sync_folder", "fdatasync", "unlink"]
+MOMENTS = [
+    "_reserve",
+    "_write_journal",
+    "_write_records",
+    "_write_seats",
+    "_write_head",
+    "_sync_folder",
+    "fdatasync",
+    "unlink",
+]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -71,7 +71,8 @@ class TableSpec:
 
     def part_bytes(self, part: int) -> int:
         """What a part's files may come to, once every vector was trained."""
-        return self.num_in(part) * (self.vector_bytes + self.state_bytes + 1)
+        # Beside a vector: a mark, and the seat of its record (`node.part`).
+        return self.num_in(part) * (self.vector_bytes + self.state_bytes + ITEM_BYTES[self.dtype] + 4)
 
     def ids_of(self, part: int, places: Ids) -> Ids:
         """The ids of the vectors at these places of a part."""

@@ -3,10 +3,13 @@
 Owns a folder:
 
     table.json   the table's spec, which part this is, its lease, the version of its checkpoint (replaced whole)
-    vectors      records, one a vector: its numbers, a mark that is 0 until it was trained, the optimizer's number;
-                 sparse, so vectors that nobody trained take no room and are computed
+    vectors      records, one a vector: its numbers, a mark (1), the optimizer's number
+    seats        for each place, which record is its vector's, counted from 1; 0 until it was trained
     log          the steps since the checkpoint, as they came; `log.old` while a checkpoint is being written
     journal      meanwhile: what is to go into `vectors`
+
+Records are in the order in which vectors were first trained: popular ones, which come first, share pages of the disk,
+and what is new is appended. Vectors that nobody trained have none, take no room, and are computed.
 
 Steps change memory alone (`core.hot` says which vectors are there); so `vectors` is always that of the checkpoint, and
 a part that was killed reads its log and does those steps again, each whole or not at all. A checkpoint writes all
@@ -48,6 +51,7 @@ DIRTY = 0.5  # of the vectors in memory; with more, a checkpoint is written
 SLOT_BYTES = 8 + 8 + 8 + 1 + 4 + 4 * 4  # of `Hot` and of what is beside it, for each vector in memory
 _MAX_LR = 1e6
 _PAGE = mmap.PAGESIZE
+_SEAT_BYTES = 4
 _JOURNAL = struct.Struct("<4sIQQ")  # mark, checksum, version, number of records
 _MARK = b"hwj1"
 
@@ -67,6 +71,7 @@ class Part:
         """`make`: the table's spec, and which part; nothing may be there yet."""
         self.folder = folder
         self.lock = threading.RLock()
+        self._num_seats = 0  # records in `vectors`
         self._on_disk = 0  # the version that `vectors`, with the journal if there is one, is of
         self._writing: _Writer | None = None
         self._head_lock = threading.Lock()
@@ -76,6 +81,7 @@ class Part:
                 self.spec, self.part = make
                 self.once = Once()
                 (folder / "vectors").touch(mode=0o600)
+                (folder / "seats").touch(mode=0o600)
                 self._write_head()
             self._read_head()
             self._open(cache_bytes)
@@ -87,9 +93,15 @@ class Part:
         self._columns = self.spec.dim + (1 if self.spec.optimizer == "sgd" else 2)
         self._record_bytes = self._columns * np.dtype(self.spec.dtype).itemsize
         self._file = os.open(self.folder / "vectors", os.O_RDWR | os.O_CLOEXEC)
-        self._map: np.ndarray | None = None
-        self._read_journal()
-        self._map_file()
+        self._seats_file = os.open(self.folder / "seats", os.O_RDWR | os.O_CLOEXEC)
+        if self.spec.num_in(self.part) >= 2**32 - 1:
+            raise RefusedError(
+                f"a part of {self.spec.num_in(self.part):,} vectors is too large; deal the table to more nodes"
+            )
+        self._maps: tuple[mmap.mmap, mmap.mmap] | None = None
+        if self._read_journal():
+            self.once.version = self.once.settled = self.once.checkpoint = self._on_disk
+        self._map_files()
         self._remember(max(64, min(self.spec.num_in(self.part), cache_bytes // (self._record_bytes + SLOT_BYTES))))
         self.cache_bytes = self.hot.capacity * (self._record_bytes + SLOT_BYTES)
         self._staged: OrderedDict[int, Staged] = OrderedDict()
@@ -111,6 +123,7 @@ class Part:
             self._unmap()
             self.log.close()
             os.close(self._file)
+            os.close(self._seats_file)
             os.close(self._guard)
 
     # Whose it is, and where it stands
@@ -127,7 +140,8 @@ class Part:
         return {"spec": to_json(self.spec), "part": self.part, "version": self.once.version,
                 "checkpoint": self.once.checkpoint, "cache_vectors": self.hot.capacity,
                 "cache_found": self.hot.num_found, "cache_asked": self.hot.num_asked,
-                "disk_bytes": os.fstat(self._file).st_blocks * 512, "log_bytes": self.log.num_bytes}  # fmt: skip
+                "disk_bytes": sum(os.fstat(each).st_blocks for each in (self._file, self._seats_file)) * 512,
+                 "log_bytes": self.log.num_bytes}  # fmt: skip
 
     def back(self, lease: str, version: int) -> None:
         """Go back to this version: other parts have not got further."""
@@ -157,7 +171,7 @@ class Part:
             self.spec = replace(self.spec, num_embeddings=num_embeddings)
             self._write_head()
             self._unmap()
-            self._map_file()
+            self._map_files()
 
     def _owned(self, lease: str) -> None:
         if (why := self.once.look(lease, self.once.version)) is not None:
@@ -333,21 +347,23 @@ class Part:
         return slots, records
 
     def _load(self, where: np.ndarray) -> np.ndarray:
-        assert self._map is not None
-        self._expect(where)
-        records = self._map[where]
-        new = np.flatnonzero(records[:, self.spec.dim] == 0)
+        seats = self._seats[where].astype(np.int64) - 1
+        records = np.zeros((len(where), self._columns), self.spec.dtype)
+        old, new = np.flatnonzero(seats >= 0), np.flatnonzero(seats < 0)
+        if len(old):
+            self._expect(seats[old])
+            records[old] = self._vectors[seats[old]]
         if len(new):
-            records[new] = 0
             records[new, : self.spec.dim] = initial(self.spec, self.spec.ids_of(self.part, where[new]))
         return records
 
-    def _expect(self, where: np.ndarray) -> None:
+    def _expect(self, seats: np.ndarray) -> None:
         """Tell the kernel of all pages at once: a disk reads many in the time of one."""
-        first = where * self._record_bytes // _PAGE
-        last = ((where + 1) * self._record_bytes - 1) // _PAGE
+        assert self._maps is not None
+        first = seats * self._record_bytes // _PAGE
+        last = ((seats + 1) * self._record_bytes - 1) // _PAGE
         for page in np.unique(np.concatenate([first, last])).tolist():
-            self._memory.madvise(mmap.MADV_WILLNEED, page * _PAGE, 1)
+            self._maps[0].madvise(mmap.MADV_WILLNEED, page * _PAGE, 1)
 
     def read(self, lease: str, where: np.ndarray) -> np.ndarray:
         """Records as they are now."""
@@ -372,13 +388,12 @@ class Part:
             self._owned(lease)
             self._checkpoint(anyway=True)
             self._finish()
-            assert self._map is not None
             num, found, count = self.spec.num_in(self.part), [], 0
-            for low, high in self._extents(start * self._record_bytes):
-                first, stop = max(start, low // self._record_bytes), min(num, -(-high // self._record_bytes))
+            for low, high in self._extents(start * _SEAT_BYTES):
+                first, stop = max(start, low // _SEAT_BYTES), min(num, -(-high // _SEAT_BYTES))
                 for at in range(first, stop, 1 << 14):
                     upto = min(stop, at + (1 << 14))
-                    marks = np.flatnonzero(self._map[at:upto, self.spec.dim]) + at
+                    marks = np.flatnonzero(self._seats[at:upto]) + at
                     start = max(start, upto)
                     found.append(marks[: most - count])
                     if count + len(marks) > most:
@@ -389,10 +404,10 @@ class Part:
     def _extents(self, place: int) -> Iterator[tuple[int, int]]:
         while True:
             try:
-                low = os.lseek(self._file, place, os.SEEK_DATA)
+                low = os.lseek(self._seats_file, place, os.SEEK_DATA)
             except OSError:  # nothing but a hole to the end
                 return
-            place = os.lseek(self._file, low, os.SEEK_HOLE)
+            place = os.lseek(self._seats_file, low, os.SEEK_HOLE)
             yield low, place
 
     # The disk
@@ -409,26 +424,40 @@ class Part:
         if not self.once.may_checkpoint:
             return
         where, slots = self.hot.dirty()
-        records = self._records[slots]
-        records[:, self.spec.dim] = 1
         try:
+            self._read_journal()  # of a checkpoint that failed in the middle
             self._reserve(where)
             self.log.turn()
         except OSError as error:
             raise _full(error) from None
+        seats = self._seats[where].astype(np.int64) - 1
+        new = np.flatnonzero(seats < 0)
+        seats[new] = self._num_seats + np.arange(len(new))
+        order = np.argsort(seats)
+        records = self._records[slots[order]]
+        records[:, self.spec.dim] = 1
         self.once.checkpointed()
-        self._writing = _Writer(self._write, self.once.version, where, slots, records)
+        self._writing = _Writer(self._write, self.once.version, slots, np.stack([where[order], seats[order]]), records)
         self._writing.start()
 
-    def _write(self, version: int, where: np.ndarray, records: np.ndarray) -> None:
-        """The checkpoint's thread: the journal makes it certain, the rest makes it so."""
-        self._write_journal(version, where, records)
-        self._write_head(version)
-        self._expect(where)  # what a page had before is read, for all pages at once
-        self._write_records(where, _bytes(records))
-        os.fdatasync(self._file)
-        (self.folder / "journal").unlink()
+    def _write(self, version: int, homes: np.ndarray, records: np.ndarray) -> None:
+        """The checkpoint's thread: the journal makes it certain, the rest makes it so. `homes`: places, and seats."""
+        self._write_journal(version, homes, records)
+        self._write_down(version, homes, _bytes(records))
         self.log.drop_old()
+
+    def _write_down(self, version: int, homes: np.ndarray, data: memoryview) -> None:
+        """What is in the journal, into the files."""
+        where, seats = homes
+        self._num_seats = max(self._num_seats, int(seats.max(initial=-1)) + 1)
+        self._write_head(version)
+        if self._maps is not None:
+            self._expect(seats[seats < self._num_seats])  # what a page had before is read, for all pages at once
+        self._write_records(seats, data)
+        self._write_seats(where, seats)
+        os.fdatasync(self._file)
+        os.fdatasync(self._seats_file)
+        (self.folder / "journal").unlink()
 
     def _finish(self) -> None:
         """Wait for the checkpoint that is being written; what it has written may leave memory then."""
@@ -448,12 +477,12 @@ class Part:
         if self._writing is not None and not self._writing.is_alive():
             self._finish()
 
-    def _write_journal(self, version: int, where: np.ndarray, records: np.ndarray) -> None:
+    def _write_journal(self, version: int, homes: np.ndarray, records: np.ndarray) -> None:
         path = self.folder / "journal.new"
-        body = _bytes(where), _bytes(records)
+        body = _bytes(homes), _bytes(records)
         check = zlib.crc32(body[1], zlib.crc32(body[0]))
         with path.open("wb") as file:
-            file.write(_JOURNAL.pack(_MARK, check, version, len(where)))
+            file.write(_JOURNAL.pack(_MARK, check, version, len(records)))
             for each in body:
                 file.write(each)
             file.flush()
@@ -461,59 +490,66 @@ class Part:
         path.rename(self.folder / "journal")
         self._sync_folder()
 
-    def _read_journal(self) -> None:
-        """What a checkpoint was about to write when the node ended, now, as often as it takes."""
+    def _read_journal(self) -> bool:
+        """What a checkpoint was about to write when it ended, now, as often as it takes; whether there was any."""
         path = self.folder / "journal"
         if not path.exists():
-            return
+            return False
         with path.open("rb") as file:
             mark, check, version, num = _JOURNAL.unpack(file.read(_JOURNAL.size))
             data = file.read()
         if mark != _MARK or zlib.crc32(data) != check:  # it was renamed after it was whole on the disk
             raise DamagedError(f"{path} is damaged; load a saved table")
-        where = np.frombuffer(data, np.int64, num)
-        if self.once.checkpoint <= version:
-            self._write_records(where, memoryview(data)[num * 8 :])
-            os.fdatasync(self._file)
-            self.once.version = self.once.checkpoint = self.once.settled = version
-            self._write_head(version)
-        path.unlink()
+        homes = np.frombuffer(data, np.int64, 2 * num).reshape(2, num)
+        self._write_down(version, homes, memoryview(data)[2 * num * 8 :])
+        return True
 
-    def _write_records(self, where: np.ndarray, data: memoryview) -> None:
+    def _write_records(self, seats: np.ndarray, data: memoryview) -> None:
         """Into the file, neighbours together. Not into the mapping: a full disk would end the process."""
-        begins = np.flatnonzero(np.diff(where, prepend=-2) != 1)
+        begins, size = np.flatnonzero(np.diff(seats, prepend=-2) != 1), self._record_bytes
+        for first, stop in zip(begins.tolist(), [*begins[1:].tolist(), len(seats)], strict=True):
+            _write_at(self._file, data[first * size : stop * size], int(seats[first]) * size)
+
+    def _write_seats(self, where: np.ndarray, seats: np.ndarray) -> None:
+        """Page by page."""
+        order = np.argsort(where)
+        where, seats = where[order], seats[order]
+        page = where * _SEAT_BYTES // _PAGE
+        begins = np.flatnonzero(np.diff(page, prepend=-1))
         for first, stop in zip(begins.tolist(), [*begins[1:].tolist(), len(where)], strict=True):
-            place, piece = (
-                int(where[first]) * self._record_bytes,
-                data[first * self._record_bytes : stop * self._record_bytes],
-            )
-            while len(piece):
-                num = os.pwrite(self._file, piece, place)
-                piece, place = piece[num:], place + num
+            low, high = int(where[first]), int(where[stop - 1]) + 1
+            found = os.pread(self._seats_file, (high - low) * _SEAT_BYTES, low * _SEAT_BYTES)
+            now = np.zeros(high - low, np.uint32)
+            now[: len(found) // _SEAT_BYTES] = np.frombuffer(found, np.uint32, len(found) // _SEAT_BYTES)
+            now[where[first:stop] - low] = seats[first:stop] + 1
+            _write_at(self._seats_file, _bytes(now), low * _SEAT_BYTES)
 
     def _reserve(self, where: np.ndarray) -> None:
         """Is there room for pages that are new? A full disk in the middle of a checkpoint would leave it unfinished."""
         free = os.statvfs(self.folder)
-        most = len(where) * (self._record_bytes + _PAGE) + len(where) * (self._record_bytes + 8)
+        most = len(where) * (2 * self._record_bytes + 16 + _PAGE)
         if free.f_bavail * free.f_frsize < most:
             raise OSError(28, f"{most / 1e6:,.0f} MB may be needed, and less is free")
 
-    def _map_file(self) -> None:
-        num_bytes = self.spec.num_in(self.part) * self._record_bytes
-        if os.fstat(self._file).st_size < num_bytes:
-            os.ftruncate(self._file, num_bytes)
-        self._map = None
-        if num_bytes:
-            self._memory = mmap.mmap(self._file, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
-            self._memory.madvise(mmap.MADV_RANDOM)
-            self._map = np.frombuffer(self._memory, self.spec.dtype).reshape(-1, self._columns)
-        else:
-            self._map = np.empty((0, self._columns), self.spec.dtype)
+    def _map_files(self) -> None:
+        """Both, as long as they are if every vector was trained; what was not written takes no room."""
+        maps, num = [], self.spec.num_in(self.part)
+        for file, item_bytes in ((self._file, self._record_bytes), (self._seats_file, _SEAT_BYTES)):
+            num_bytes = max(1, num) * item_bytes
+            if os.fstat(file).st_size < num_bytes:
+                os.ftruncate(file, num_bytes)
+            maps.append(mmap.mmap(file, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ))
+            maps[-1].madvise(mmap.MADV_RANDOM)
+        self._maps = maps[0], maps[1]
+        self._vectors = np.frombuffer(maps[0], self.spec.dtype).reshape(-1, self._columns)
+        self._seats = np.frombuffer(maps[1], np.uint32)
 
     def _unmap(self) -> None:
-        if self._map is not None and len(self._map):
-            self._map = None
-            self._memory.close()
+        if self._maps is not None:
+            del self._vectors, self._seats
+            for each in self._maps:
+                each.close()
+            self._maps = None
 
     def _forget(self) -> None:
         """What is in memory; the disk is at the checkpoint."""
@@ -527,6 +563,7 @@ class Part:
             data = json.loads(path.read_text())
             self.spec, self.part = from_json(TableSpec, data["spec"], str(path)), int(data["part"])
             version = self._on_disk = int(data["checkpoint"])
+            self._num_seats = int(data["num_seats"])
             self.once = Once(str(data["lease"]), version, version, version)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"{path} can't be read ({error}); load a saved table") from None
@@ -536,7 +573,7 @@ class Part:
             self._on_disk = self._on_disk if checkpoint is None else checkpoint
             new = self.folder / "table.json.new"
             said = {"spec": to_json(self.spec), "part": self.part, "lease": self.once.lease,
-                    "checkpoint": self._on_disk}  # fmt: skip
+                    "checkpoint": self._on_disk, "num_seats": self._num_seats}  # fmt: skip
             with new.open("w") as file:
                 file.write(json.dumps(said))
                 file.flush()
@@ -555,11 +592,11 @@ class Part:
 class _Writer(threading.Thread):
     """A checkpoint that is being written: of which version, which slots it has, and what went wrong."""
 
-    def __init__(self, write: Any, version: int, where: np.ndarray, slots: np.ndarray, records: np.ndarray) -> None:
+    def __init__(self, write: Any, version: int, slots: np.ndarray, homes: np.ndarray, records: np.ndarray) -> None:
         super().__init__(name="checkpoint", daemon=True)
         self.version, self.slots = version, slots
         self.fault: BaseException | None = None
-        self._do: Any = lambda: write(version, where, records)
+        self._do: Any = lambda: write(version, homes, records)
 
     def run(self) -> None:
         try:
@@ -567,6 +604,12 @@ class _Writer(threading.Thread):
         except BaseException as error:
             self.fault = error
         self._do = None  # nor what it has written
+
+
+def _write_at(file: int, data: memoryview, place: int) -> None:
+    while len(data):
+        num = os.pwrite(file, data, place)
+        data, place = data[num:], place + num
 
 
 def _bytes(values: np.ndarray) -> memoryview:
