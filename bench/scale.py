@@ -92,7 +92,7 @@ def run(*, quick: bool, console: Console) -> Result:
         notes=[
             f"each trainer uses {NODES_EACH} nodes; a chunk has 64 rows in two groups; gradients go round a ring after "
             "each step",
-            "seconds (of the wall's clock), cpu_s (of one core) and bytes are measured, each size in a process of its own; "
+            "seconds (the wall's), cpu_s (of one core) and bytes are measured, each size in a process of its own; "
             "simulated_ are the fleet's, estimated",
         ],
     )  # fmt: skip
