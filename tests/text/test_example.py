@@ -9,6 +9,7 @@ from tests.text.conftest import wordpiece
 
 from headwater.core.plan import Plan
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers, as it loads weights
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
