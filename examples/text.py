@@ -50,11 +50,12 @@ class SentenceClassifier(nn.Module):
         return self.head(self.pool(states, mask))
 
 
-def train(data: Path, epochs: int = 2, **options: object) -> tuple[list[float], str]:
-    """The losses of each step, and what ran where. Without a cut that is named, the planner chooses."""
-    model = hw.freeze(SentenceClassifier(minilm(), num_classes=2), until="head")
+def train(data: Path, epochs: int = 2, folder: Path | None = None, **options: object) -> tuple[list[float], str]:
+    """The losses of each step, and what ran where. `folder` has another encoder than MiniLM, and its tokenizer."""
+    folder = folder or minilm()
+    model = hw.freeze(SentenceClassifier(folder, num_classes=2), until="head")
     optimizer = torch.optim.AdamW(model.head.parameters(), lr=1e-2)
-    tokens = [Tokenize.of(minilm(), length=32)]
+    tokens = [Tokenize.of(folder, length=32)]
     with hw.near(model, data, transforms=tokens, batch_size=16, **(options or {"cut": "pool"})) as job:
         losses = []
         for _ in range(epochs):

@@ -74,9 +74,10 @@ WAYS = {
     "nothing moved": {"plan": Plan()},
     "what the planner chooses": {"plan": "auto"},
 }
+_SLOW = {"what the planner chooses": [pytest.mark.slow]}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=_SLOW.get(way, ())) for way in WAYS])
 def test_losses_equal_those_of_everything_on_the_trainer(model, jsonl, tokenizer, plain, way):
     assert near_losses(model, jsonl, tokenizer, **WAYS[way]) == pytest.approx(plain, rel=1e-4)
 
