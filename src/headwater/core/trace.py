@@ -125,7 +125,8 @@ def _behind(edges: npt.NDArray[np.float64], times: npt.NDArray[np.float64]) -> n
     times = np.sort(times)
     sums = np.concatenate([[0.0], np.cumsum(times)])
     num = np.searchsorted(times, edges, side="right")
-    return num * edges - sums[num]
+    behind: npt.NDArray[np.float64] = num * edges - sums[num]
+    return behind
 
 
 def busy_s(spans: Iterable[Span]) -> dict[str, dict[str, float]]:
