@@ -290,7 +290,7 @@ function showChain(node) {
   const waits = state.isRunLive ? run.waited_share : null;
   for (const [name, part] of [["wait", waits], ["step", waits === null ? null : 1 - waits]]) {
     const stage = trainer.querySelector(`[data-stage="${name}"]`);
-    say(stage.querySelector(".busy"), part !== null ? `${percent(part)} of the time` : state.isRunLive ? "measuring" : run ? "the run has ended" : "its trainer knows");
+    say(stage.querySelector(".busy"), part !== null ? `${percent(part)} of the time` : state.isRunLive ? "measuring" : !run ? "its trainer knows" : run.ended ? "the run has ended" : "no word of it");
     meter(stage, part || 0);
     lit(stage, name === "step" && limited === "step");
   }
