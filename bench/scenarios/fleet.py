@@ -22,29 +22,14 @@ SAMPLES_EACH = 96
 def run() -> Page:
     page = Page(NAME)
     given = read_inputs(FOLDER / "fleet-plan.json", FOLDER / "fleet.toml")
-    rows = []
-    for nodes, trainers in ((100, 1), (1000, 10), (10000, 100)):
-        outcome, taken_s = played(fleet(given, nodes, trainers))
-        rows.append([nodes, trainers, outcome.samples_per_s, of_cores(outcome, nodes), waiting(outcome),
-                     outcome.limited_by, taken_s])  # fmt: skip
-    page.table("Nodes and trainers together", ["nodes", "trainers", "pictures/s", "of the nodes' cores",
-               "trainers wait for rows", "busiest", "played in, CPU-s (measured)"], rows)  # fmt: skip
     rows = [[nodes, 1e6 * each_s, 1 / each_s, 32 / each_s] for nodes in (10, 30, 100, 300, 1000)
             if (each_s := dispatch_s(nodes))]  # fmt: skip
     page.table("One trainer's dispatch by itself (measured, on one core)", ["nodes", "us a chunk", "chunks/s at most",
                "rows/s at most, chunks of 32"], rows)  # fmt: skip
-    rows = []
-    for trainers, kind in ((500, RING), (500, SWITCH)):
-        at = fleet(given, 10000, trainers)
-        outcome, _ = played(with_rig(at, job=replace(at.rig.job, reduce=kind)))
-        rows.append([trainers, 10000 // trainers, kind, outcome.samples_per_s, of_cores(outcome, 10000),
-                     outcome.busy["trainer cores"][0], waiting(outcome)])  # fmt: skip
-    page.table("10,000 nodes: how many trainers, and how they sum", ["trainers", "nodes each", "sums", "pictures/s",
-               "of the nodes' cores", "trainers' cores busy", "trainers wait for rows"], rows)  # fmt: skip
     tenth = fleet(given, 1000, 10)
     rows = []
     for index in (1, 2, 3):
-        for gigabits in (40, 160, 640):
+        for gigabits in (40, 640):
             at = with_rig(
                 cut_at(tenth, given.cuts[index]), network=replace(given.rig.network, bytes_per_s=gigabits * 1.25e8)
             )
@@ -76,6 +61,21 @@ def run() -> Page:
                      sum(outcome.energy_j.values()) / outcome.num_samples])  # fmt: skip
     page.table("A tenth of it: what buying brings", ["", "pictures/s", "money an hour", "money a million pictures",
                "J a picture"], rows)  # fmt: skip
+    rows = []
+    for nodes, trainers in ((100, 1), (1000, 10), (10000, 100)):
+        outcome, taken_s = played(fleet(given, nodes, trainers))
+        rows.append([nodes, trainers, outcome.samples_per_s, of_cores(outcome, nodes), waiting(outcome),
+                     outcome.limited_by, taken_s])  # fmt: skip
+    page.table("Nodes and trainers together", ["nodes", "trainers", "pictures/s", "of the nodes' cores",
+               "trainers wait for rows", "busiest", "played in, CPU-s (measured)"], rows)  # fmt: skip
+    rows = []
+    for trainers, kind in ((500, RING), (500, SWITCH)):
+        at = fleet(given, 10000, trainers)
+        outcome, _ = played(with_rig(at, job=replace(at.rig.job, reduce=kind)))
+        rows.append([trainers, 10000 // trainers, kind, outcome.samples_per_s, of_cores(outcome, 10000),
+                     outcome.busy["trainer cores"][0], waiting(outcome)])  # fmt: skip
+    page.table("10,000 nodes: how many trainers, and how they sum", ["trainers", "nodes each", "sums", "pictures/s",
+               "of the nodes' cores", "trainers' cores busy", "trainers wait for rows"], rows)  # fmt: skip
     return page
 
 

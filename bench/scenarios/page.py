@@ -36,6 +36,7 @@ class Page:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         self.tables.append((title, list(columns), [list(row) for row in rows]))
+        self.keep()  # a long scenario that is broken off leaves what it has
 
     def text(self) -> str:
         lines = [f"# Scenario {self.name}", "",
