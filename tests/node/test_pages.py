@@ -153,6 +153,15 @@ def test_the_page_gets_the_numbers_of_metrics_made_in_the_same_moment(asking, mo
         assert f"{shown} {value:g}" in told
 
 
+def test_however_many_look_the_node_is_looked_at_a_few_times_a_second_at_most(asking, monkeypatch):
+    looks = []
+    monkeypatch.setattr(module, "FRESH_S", 1e9)
+    monkeypatch.setattr(asking.pages, "_look", lambda num: looks.append(num) or asking.look(num))
+    for _ in range(10):
+        assert asking.status()[0] == asking.get("/metrics")[0] == 200
+    assert len(looks) == 1
+
+
 def test_a_token_shows_its_tenants_numbers_alone_and_metrics_need_none():
     asking = Asking(Grant("mine", token_digest(TOKEN)))
     try:
