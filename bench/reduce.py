@@ -263,7 +263,7 @@ def draw(cases: list[dict[str, Any]], path: Path) -> None:
             axis.plot([case["kb"] for case in own], [case["speedup"] for case in own], "o-", color=colour,
                       label=f"{count} workers, {RATES[count]:g} Mbit/s")  # fmt: skip
             axis.axhline(2 * (count - 1) / count, color=colour, linewidth=0.8, linestyle="--")
-    axis.set(title="Time of Gloo's all-reduce ÷ Headwater's (dashed: what the bytes alone give)", xscale="log",
+    axis.set(title="Gloo's time ÷ Headwater's (dashed: by bytes alone)", xscale="log",
              xlabel="KB of an array", ylabel="times", ylim=(0, None))  # fmt: skip
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
