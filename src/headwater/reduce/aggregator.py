@@ -187,6 +187,13 @@ class Aggregator:
         if said is None:
             self._gone(guest)
             return
+        try:
+            self._listen_to(guest, said)
+        except Exception:  # a fault of ours that one guest found must not take all jobs along
+            log.exception("what %s said could not be dealt with", guest.host)
+            self._gone(guest)
+
+    def _listen_to(self, guest: Guest, said: list[dict[str, Any]]) -> None:
         for each in said:
             if "join" in each and guest.ticket is None:
                 try:
