@@ -140,7 +140,8 @@ def prefixes(seen: list[Seen]) -> Table:
         for prefix in each.hello.get("prefixes", ()):
             gives = "everything" if prefix["outputs"] is None else ", ".join(prefix["outputs"])
             found.add_row(each.address, prefix["digest"][:12], escape(gives), prefix["precision"],
-                          escape(prefix["engine"]), str(prefix["threads"]), str(prefix["batch"]), escape(prefix["why"]))  # fmt: skip
+                          escape(prefix["engine"]), str(prefix["threads"]), str(prefix["batch"]),
+                          escape(prefix["why"]))  # fmt: skip
     return found
 
 

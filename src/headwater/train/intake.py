@@ -79,8 +79,8 @@ def take(loader: Any) -> Taken:
     below = PurePath(os.path.abspath(root))
     if (num_paths := len({path for path, _ in samples})) < len(samples):
         raise ConfigError(f"this DataLoader can't be taken over: {len(samples) - num_paths:,} of its data set's "
-                          "samples come again; every sample comes once in an epoch here, so repeat them in a manifest (docs/"
-                          "job-file.md)")  # fmt: skip
+                          "samples come again; every sample comes once in an epoch here, so repeat them in a manifest "
+                          "(docs/job-file.md)")  # fmt: skip
     labels = {PurePath(os.path.abspath(path)).relative_to(below).as_posix(): int(label) for path, label in samples}
     seed = None if generator is None else generator % 2**63
     assert loader.batch_size is not None
