@@ -1,8 +1,11 @@
 """Sums by real processes over real TCP and UDP: right, the same bits on all and in two runs, whatever is lost."""
 
+import contextlib
 import json
+import resource
 import select
 import socket
+import sys
 import threading
 import time
 import zlib
@@ -289,6 +292,18 @@ def test_a_stranger_who_says_half_a_character_is_refused_and_ends_nothing(start)
     assert b"the key is not one of this aggregator's" in heard
     with Reducer(aggregator.address, rank=0, num_workers=1, key=KEY) as reducer:
         assert reducer.all_reduce(np.ones(3, np.float32)).tolist() == [1, 1, 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit")
+def test_strangers_who_say_nothing_keep_no_worker_out(start):
+    aggregator = start()
+    resource.prlimit(aggregator.process.pid, resource.RLIMIT_NOFILE, (40, 40))
+    host, port = aggregator.address.split(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(80):
+            stack.enter_context(socket.create_connection((host, int(port)), 10))
+        with Reducer(aggregator.address, rank=0, num_workers=1, key=KEY, join_s=5.0) as reducer:
+            assert reducer.all_reduce(np.ones(3, np.float32)).tolist() == [1, 1, 1]
 
 
 def test_more_sums_may_have_come_than_the_kernel_takes_places_for(start, pair):
