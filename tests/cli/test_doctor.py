@@ -63,7 +63,16 @@ def test_who_does_not_answer_is_told_by_the_layer_that_fails():
     found = list(network.check(f"grpc://127.0.0.1:{port}", Access(), 0.05))
     assert [(each.what, each.verdict) for each in found] == [("reach", WRONG)]
     assert "start headwater serve" in found[0].do
-    assert [each.what for each in network.check("store-1:8815", Access(), 0.05)] == ["address"]
+    for wrong in ("store-1:8815", "grpc://store-1:port", "grpc://store-1:99999", "grpc://[store-1:8815"):
+        assert [each.what for each in network.check(wrong, Access(), 0.05)] == ["address"]
+
+
+def test_a_certificate_of_ours_that_can_not_be_read_is_told(start_node, pictures, tmp_path):
+    node, junk = start_node(pictures), tmp_path / "junk.pem"
+    junk.write_text("no certificate")
+    for file in (junk, tmp_path / "missing.pem"):
+        found = by_name(network.check(node.address.replace("grpc://", "grpc+tls://"), Access(tls_ca=file), 0.05))
+        assert (found["TLS"].verdict, "HEADWATER_TLS_CA" in found["TLS"].do) == (WRONG, True)
 
 
 def test_a_node_without_tls_that_is_asked_for_it_says_so(start_node, pictures):

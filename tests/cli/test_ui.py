@@ -1,15 +1,20 @@
 """`headwater ui` and `headwater top` without a browser: who may look, what is shown of files, what a terminal gets."""
 
 import http.client
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from headwater.cli.runfiles import RunFiles
+from headwater.cli.top import screen
 from headwater.cli.ui import Door
+from headwater.cli.watching import Watched
 from headwater.core.plan import Plan
 from headwater.errors import ConfigError, PlanError
 from headwater.train.access import Access
+from headwater.train.client import NodeClient
 
 
 @pytest.fixture
@@ -109,6 +114,25 @@ def test_top_shows_nodes_once_as_a_table_and_as_what_the_page_gets(command, star
     gone = command.here("top", node.address, "--once")
     assert gone.exit_code == 1
     assert "does not answer" in " ".join(gone.stdout.split())
+
+
+def test_what_a_node_says_steers_no_terminal(start_node, pictures, monkeypatch):
+    node, status = start_node(pictures), NodeClient.status
+
+    def hostile(client):
+        said = status(client)
+        fault = {"at_s": 0.0, "times": 1, "kind": "DataError", "tenant": "a\x1b[2J", "said": "b\x1b]0;c\x07"}
+        return {**said, "about": {**said["about"], "faults": [fault]}}
+
+    monkeypatch.setattr(NodeClient, "status", hostile)
+    watched = Watched([node.address], Access())
+    try:
+        said = watched.to_json(within_s=20)
+    finally:
+        watched.close()
+    console = Console(record=True, file=io.StringIO(), width=200)
+    console.print(screen(said))
+    assert "DataError a\\x1b[2J: b\\x1b]0;c\\x07" in console.export_text()
 
 
 def test_top_writes_lines_where_there_is_no_terminal(command, start_node, pictures):

@@ -1,6 +1,11 @@
 """Sums by real processes over real TCP and UDP: right, the same bits on all and in two runs, whatever is lost."""
 
+import contextlib
+import json
+import resource
+import select
 import socket
+import sys
 import threading
 import time
 import zlib
@@ -11,6 +16,7 @@ from tests.reduce.processes import KEY, results
 
 from headwater.errors import AggregatorGoneError, ConfigError, JoinRefusedError, ReduceError, WorkerGoneError
 from headwater.reduce import Reducer
+from headwater.reduce.connection import BLOCK_HEAD
 from headwater.reduce.joining import Ticket, connect
 
 ARRAYS = [[1, "float32"], [300_000, "float32"], [70_001, "float64"], [25_000, "float16"], [0, "float32"],
@@ -271,6 +277,45 @@ def test_a_connection_for_blocks_needs_the_key_and_is_taken_once(start, pair):
     for reducer in two.made:
         reducer.close()
     assert aggregator.stop()[-1]["dropped_foreign"] == 2
+
+
+def test_a_stranger_who_says_half_a_character_is_refused_and_ends_nothing(start):
+    aggregator = start()
+    host, port = aggregator.address.split(":")
+    said = {"join": "a", "session": "", "rank": 0, "workers": 1, "weight": 1, "port": 0, "lane": "tcp",
+            "nonce": "\ud800", "proof": "x"}  # fmt: skip
+    with socket.create_connection((host, int(port)), 10) as stranger:
+        stranger.sendall(json.dumps(said).encode() + b"\n")
+        heard = b"".join(iter(lambda: stranger.recv(4096), b""))
+    assert b"the key is not one of this aggregator's" in heard
+    with Reducer(aggregator.address, rank=0, num_workers=1, key=KEY) as reducer:
+        assert reducer.all_reduce(np.ones(3, np.float32)).tolist() == [1, 1, 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit")
+def test_strangers_who_say_nothing_keep_no_worker_out(start):
+    aggregator = start()
+    resource.prlimit(aggregator.process.pid, resource.RLIMIT_NOFILE, (40, 40))
+    host, port = aggregator.address.split(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(80):
+            stack.enter_context(socket.create_connection((host, int(port)), 10))
+        with Reducer(aggregator.address, rank=0, num_workers=1, key=KEY, join_s=5.0) as reducer:
+            assert reducer.all_reduce(np.ones(3, np.float32)).tolist() == [1, 1, 1]
+
+
+def test_more_sums_may_have_come_than_the_kernel_takes_places_for(start, pair):
+    two, count = pair(start("--window", "64MiB").address), 700
+
+    def one(rank, reducer):
+        calls = [reducer.begin(np.ones(1, np.float32)) for _ in range(count)]
+        reducer.stream.wire.wake_at(count * (BLOCK_HEAD.size + 4))
+        assert select.select([reducer.stream.wire], [], [], 30)[0]  # all of them are here
+        for call in calls:
+            go_on(reducer, call)
+        return sum(float(call.values[0]) for call in calls)
+
+    assert two.both(one) == [2 * count] * 2
 
 
 def test_what_is_no_block_ends_the_job_it_came_for(shared, pair):

@@ -56,6 +56,15 @@ def test_sums_beside_the_backward_pass_slow_it_and_a_switch_relieves_it():
     assert none.step_s < switch.step_s < ring.step_s
 
 
+def test_a_step_of_minutes_ends_as_well():
+    """Where a clock of 64 bits can't tell the last bit of a layer's time."""
+    layers = [Layer(str(number), 0, 0, 1e6, 1e7, "conv", 1e12 * (1 + 0.37 * number)) for number in range(30)]
+    chip = Chip(flops_per_s={"other": 1e12}, memory_bytes_per_s=1e11)
+    found = overlapped(layers, chip, 3, 4, 1e7, Sums(RING, 0.2, 3.0))
+    assert found.backward_alone_s > 1000
+    assert found.backward_alone_s <= found.backward_s <= 1.25 * found.backward_alone_s + 1e-6
+
+
 def test_what_no_computation_hides_is_waited_for():
     found = overlapped(LAYERS, CHIP, 1, 2, 1e6, Sums(SWITCH, 0.0, 0.0), bucket_bytes=1e9)
     assert found.exposed_s == pytest.approx(sum(each.weight_bytes for each in LAYERS) / 1e6)

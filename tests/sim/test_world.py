@@ -55,6 +55,30 @@ def test_when_all_nodes_are_gone_the_run_stops_and_says_so(sim):
     assert "no node has answered" in outcome.faults[0]
 
 
+def test_a_trainer_that_stops_stops_all_that_sum_with_it(sim):
+    work = sim.replace(sim.rig().job, gradient_bytes=1e6, reduce="ring")
+    file = sim.rig(num_nodes=2, num_trainers=2, trainer={"nodes_each": 1}, job=work,
+                   faults=(Fault(1.0, "node-2", DIES),))  # fmt: skip
+    outcome = sim.play(sim.near(5), file)
+    assert sorted(outcome.faults) == ["trainer-1: waits for a sum with a trainer that has stopped",
+                                      "trainer-2: no node has answered for 60 s"]  # fmt: skip
+
+
+def test_nothing_is_busier_than_all_the_time_whatever_gets_slower_at_the_end(sim):
+    whole = sim.play(sim.near(5), sim.rig(20))
+    late = (Fault(0.9 * whole.seconds, "node", LINK, 0.5), Fault(0.9 * whole.seconds, "node", SLOWS, 0.5))
+    outcome = sim.play(sim.near(5), sim.rig(20, faults=late))
+    assert max(most for _, most in outcome.busy.values()) <= 1 + 1e-9
+    assert outcome.cpu_s["node"] > 1.05 * whole.cpu_s["node"]  # it was busy for as long as its work took
+
+
+def test_a_run_that_no_memory_would_hold_is_refused_in_advance(sim):
+    file = sim.rig(num_samples=10**12, num_nodes=10**6)
+    with pytest.raises(PlanError, match=r"(?s)machines.*chunks and steps.*lower num_samples") as caught:
+        sim.play(sim.near(5), file)
+    assert len(caught.value.faults) == 2
+
+
 def test_a_straggler_costs_about_what_it_does_not_do(sim):
     whole = sim.play(sim.near(5), sim.rig(1000, num_nodes=4, num_samples=8000))
     faults = (Fault(0.0, "node-1", SLOWS, 0.1),)

@@ -61,7 +61,22 @@ def regex(part, kind):
                                "invert": False}})  # fmt: skip
 
 
+def doubling(times):
+    """A text becomes twice as long, again and again."""
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    return wordpiece(normalizer={"type": "Sequence", "normalizers": [step] * times})
+
+
+BPE = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
+
 WRONG = {
+    "times as long": doubling(40),
+    "an empty pattern": wordpiece(normalizer={"type": "Replace", "pattern": {"String": ""}, "content": "x" * 100}),
+    "a pattern of nothing": wordpiece(normalizer={"type": "Replace", "pattern": [{}], "content": ""}),
+    "Prepend": wordpiece(normalizer={"type": "Prepend", "prepend": "x" * 1000}),
+    "draws at random": wordpiece(model={**BPE, "dropout": 0.5}),
+    "long affix": wordpiece(model={**BPE, "continuing_subword_prefix": "#" * 1000}),
+    "long word": wordpiece(model={"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0], ["a" * 5000, -1.0]]}),
     "not JSON": b"{",
     "no model": b"{}",
     "not an object": b"[]",
@@ -85,6 +100,10 @@ def test_what_a_strangers_file_may_not_have_is_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="tokenizer"):
         tokenizerfile.keep(WRONG[name], tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_replacing_that_makes_texts_little_longer_is_let_in():
+    tokenizerfile.check(doubling(4))
 
 
 def test_a_file_beyond_the_limit_is_refused(monkeypatch):

@@ -101,7 +101,25 @@ def of(dataset, **options):
     return lambda root: DataLoader(dataset(root), **{"batch_size": 8, **options})
 
 
+def with_paths(root):
+    from torchvision.datasets import ImageFolder
+
+    class WithPaths(ImageFolder):
+        def __getitem__(self, index):
+            return (*super().__getitem__(index), self.samples[index][0])
+
+    return WithPaths(root, theirs())
+
+
+def oversampled(root):
+    dataset = folder_of(root)
+    dataset.samples += dataset.samples[:3]
+    return dataset
+
+
 CANNOT = {
+    r"WithPaths.__getitem__ is not run here.*transform": of(with_paths),
+    r"3 of its data set's samples come again.*manifest": of(oversampled),
     r"sampler WeightedRandomSampler .*shuffle=True": of(folder_of, sampler=WeightedRandomSampler([1.0] * 50, 50)),
     r"collate_fn .*list.* on batches": of(folder_of, collate_fn=list),
     r"worker_init_fn print": of(folder_of, worker_init_fn=print),

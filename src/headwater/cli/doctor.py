@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.checks import NOTE, OK, WRONG, Finding, machine, network, packages, store
+from headwater.core.plain import plain
 from headwater.train.access import Access
 from headwater.version import VERSION
 
@@ -60,10 +61,12 @@ def show(found: list[Finding], console: Console) -> None:
         for each in found:
             if each.part == part:
                 text, style = _LOOKS[each.verdict]
-                table.add_row(Text(text, style), Text(each.what), Text(each.said))
+                table.add_row(Text(text, style), Text(each.what), Text(plain(each.said)))
         console.print(table)
     todo = [each for each in found if each.do and each.verdict != OK]
     for each in sorted(todo, key=lambda one: one.verdict != WRONG):
-        console.print(Text.assemble((f"{each.what} ({each.part}): ", _LOOKS[each.verdict][1]), each.do), soft_wrap=True)
+        console.print(
+            Text.assemble((f"{each.what} ({each.part}): ", _LOOKS[each.verdict][1]), plain(each.do)), soft_wrap=True
+        )
     num_wrong = sum(each.verdict == WRONG for each in found)
     console.print("everything that is needed is there" if not num_wrong else f"{num_wrong} wrong", style="bold")

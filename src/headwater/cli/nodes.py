@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from headwater.core.plain import all_plain, plain
 from headwater.errors import HeadwaterError
 from headwater.train.access import Access
 from headwater.train.client import NodeClient
@@ -90,10 +91,10 @@ def look(clients: dict[str, NodeClient], seconds: float) -> list[Seen]:
         try:
             before = clients[address].hello()
             time.sleep(seconds)
-            hello = clients[address].hello()
+            hello = all_plain(clients[address].hello())  # it may say anything
         except HeadwaterError as error:
             time.sleep(max(0.0, seconds - (time.perf_counter() - begin)))
-            return Seen(address, {}, {}, seconds, str(error))
+            return Seen(address, {}, {}, seconds, plain(str(error)))
         return Seen(address, hello, before, time.perf_counter() - begin)
 
     with ThreadPoolExecutor(len(clients)) as pool:
@@ -138,8 +139,9 @@ def prefixes(seen: list[Seen]) -> Table:
     for each in seen:
         for prefix in each.hello.get("prefixes", ()):
             gives = "everything" if prefix["outputs"] is None else ", ".join(prefix["outputs"])
-            found.add_row(each.address, prefix["digest"][:12], gives, prefix["precision"], prefix["engine"],
-                          str(prefix["threads"]), str(prefix["batch"]), escape(prefix["why"]))  # fmt: skip
+            found.add_row(each.address, prefix["digest"][:12], escape(gives), prefix["precision"],
+                          escape(prefix["engine"]), str(prefix["threads"]), str(prefix["batch"]),
+                          escape(prefix["why"]))  # fmt: skip
     return found
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def plan(
     job: Path = typer.Argument(help="The job file, in TOML; docs/job-file.md tells its fields."),
-    output: Path = typer.Option(None, "-o", "--output", help="Write the best plan here; [plan] file = ... uses it."),
+    output: Path = typer.Option(None, "-o", "--output", help="Write the best plan here, for a job file's plan.file."),
     picture: Path = typer.Option(None, help="Draw the load on each resource against the cut, as a PNG."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table; `headwater ui` shows it."),
 ) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def profile(
     job: Path = typer.Argument(help="The job file, in TOML; docs/job-file.md tells its fields."),
-    output: Path = typer.Option(None, "-o", "--output", help="Write the profile here; [plan] profile = ... uses it."),
+    output: Path = typer.Option(None, "-o", "--output", help="Write the profile here, for a job file's plan.profile."),
     again: bool = typer.Option(False, help="Measure even if an earlier profile of the same things is kept."),
     as_json: bool = typer.Option(False, "--json", help="Print the profile as JSON instead of a table."),
 ) -> None:

@@ -18,7 +18,7 @@ from headwater.train.report import FORMAT as RUN_FORMAT
 from headwater.train.report import PLANS, RUN
 from headwater.train.report import VERSION as RUN_VERSION
 
-MAX_BYTES = 512 << 20
+MAX_BYTES = 128 << 20  # of JSON, which takes about eight times as much while it is read
 
 
 class RunFiles:

@@ -53,7 +53,8 @@ def serve(
     cache_dir: Path = typer.Option(None, help="Folder for kept rows; by default `rows` in the state folder."),
     http: str = typer.Option(
         "",
-        help="Address and port for /metrics, /healthz and /readyz, such as 127.0.0.1:9815; without it there are none.",
+        help="Address and port for a page to look at, /metrics, /healthz and /readyz, such as 127.0.0.1:9815; without "
+        "it there are none.",
     ),
     log_format: str = typer.Option("text", help="text for people, or json: one object a line, on standard error."),
     log_level: str = typer.Option("info", help="What is logged: debug, info, warning or error, and what is worse."),

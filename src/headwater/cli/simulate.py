@@ -58,8 +58,9 @@ def simulate(
         print(json.dumps(data)) if as_json else _show_sweep(swept, console)
         return
     begun = time.perf_counter()
-    outcome = play(found.plan, found.cuts, found.profile, found.rig, trace=trace is not None,
-                   node_profiles=found.node_profiles)  # fmt: skip
+    with console.status("playing"):
+        outcome = play(found.plan, found.cuts, found.profile, found.rig, trace=trace is not None,
+                       node_profiles=found.node_profiles)  # fmt: skip
     if trace is not None:
         from headwater.core.trace import perfetto
 

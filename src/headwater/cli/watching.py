@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.core.looks import Look, Looks, Seen, together, view
+from headwater.core.plain import all_plain, plain
 from headwater.data.secrets import redact
 from headwater.errors import HeadwaterError
 from headwater.train.access import Access
@@ -105,14 +106,14 @@ class Watched:
 
     def _look(self, address: str, looks: Looks) -> Found:
         try:
-            said = self._clients[address].status()
+            said = all_plain(self._clients[address].status())  # it may say anything
             numbers = {(name, *labels): float(value) for name, labels, value in said["numbers"]}
             looks.add(Look(time.monotonic(), numbers, said["about"]))
             seen = looks.seen()
             assert seen is not None
             view(seen)  # what a node says of itself may be anything
         except HeadwaterError as error:
-            return Found(address, None, redact(str(error)))
+            return Found(address, None, plain(redact(str(error))))
         except Exception as error:
             log.debug("%s can't be shown", address, exc_info=True)
             return Found(address, None, f"says of itself what can't be shown ({type(error).__name__}); is it a node of "

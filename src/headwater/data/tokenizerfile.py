@@ -25,6 +25,9 @@ from headwater.errors import ConfigError, RefusedError
 MAX_BYTES = 16 << 20  # of a file; MiniLM's has 0.5 MB, XLM-R's 17
 MAX_WORD = 1000  # characters that a WordPiece looks for in one word: its work grows with their square
 MAX_LENGTH = 16_384  # tokens of a text
+MAX_GROWTH = 16.0  # times, that normalizers may make a text longer
+MAX_AFFIX = 256  # characters that a step puts in front of a text or of a part of it
+MAX_UNIGRAM = 256  # characters of a Unigram's longest word: a text is looked through for it from each of its places
 FILES_KEPT = 32
 UNKNOWN_TOKENIZER = "unknown tokenizer"  # in the text of a RefusedError: upload it, then ask again
 
@@ -71,34 +74,68 @@ def check(data: bytes) -> dict[str, Any]:
         raise ConfigError("the tokenizer is not a tokenizer.json: it has no model")
     if unknown := sorted(set(said) - set(_PARTS)):
         raise ConfigError(f"the tokenizer has a part {shown(unknown[0])}; it may have {', '.join(_PARTS)}")
+    growth = 1.0
     for part in _KINDS:
-        _check_part(part, said.get(part), 0)
+        growth *= _check_part(part, said.get(part), 0)
+    if growth > MAX_GROWTH:
+        raise ConfigError(f"the tokenizer's normalizer may make a text {growth:.3g} times as long; the limit is "
+                          f"{MAX_GROWTH:g}")  # fmt: skip
     if not isinstance(said.get("added_tokens") or [], list):
         raise ConfigError("the tokenizer's added_tokens are not a list")
     word = said["model"].get("max_input_chars_per_word", 100)
     if type(word) is not int or not 0 <= word <= MAX_WORD:
         raise ConfigError(f"the tokenizer's max_input_chars_per_word is {shown(word)}; the limit is {MAX_WORD}")
+    _check_model(said["model"])
     return {**said, "decoder": None, "truncation": None, "padding": None}
 
 
-def _check_part(part: str, said: Any, depth: int) -> None:
+def _check_model(model: Mapping[str, Any]) -> None:
+    """What would make ids depend on chance, or take ages."""
+    if model.get("dropout"):
+        raise ConfigError("the tokenizer's model has dropout, which draws at random: the same text would have other "
+                          "tokens each time; set it to null")  # fmt: skip
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if len(str(model.get(name) or "")) > MAX_AFFIX:
+            raise ConfigError(f"the tokenizer's {name} is longer than {MAX_AFFIX} characters")
+    words = model.get("vocab")
+    if model.get("type") == "Unigram" and isinstance(words, list):
+        longest = max((len(str(each[0])) for each in words if isinstance(each, list) and each), default=0)
+        if longest > MAX_UNIGRAM:
+            raise ConfigError(f"the tokenizer's Unigram has a word of {longest:,} characters; the limit is "
+                              f"{MAX_UNIGRAM}")  # fmt: skip
+
+
+def _check_part(part: str, said: Any, depth: int) -> float:
+    """How many times as long a text may become by this part."""
     if said is None and part != "model":
-        return
+        return 1.0
     # Older files don't say of which kind their model is.
     kind = said.get("type", "BPE" if part == "model" else None) if isinstance(said, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS[part]:
         found = shown(said.get("type")) if isinstance(said, dict) else shown(said)
         raise ConfigError(f"the tokenizer's {part} is {found}; nodes run {', '.join(sorted(_KINDS[part]))}; tokenize "
                           "on the trainer, or use another tokenizer")  # fmt: skip
-    if kind in ("Replace", "Split") and set(said.get("pattern") or {}) != {"String"}:
+    pattern = said.get("pattern")
+    if kind in ("Replace", "Split") and not (isinstance(pattern, dict) and set(pattern) == {"String"}):
         raise ConfigError(f"the tokenizer's {part} {kind} has a regular expression, whose matching may take for ever; "
                           "nodes run those with a plain text only")  # fmt: skip
+    if kind == "Replace":
+        return _growth(str(pattern["String"]), str(said.get("content") or ""))
+    if kind == "Prepend" and len(str(said.get("prepend") or "")) > MAX_AFFIX:
+        raise ConfigError(f"the tokenizer's Prepend is longer than {MAX_AFFIX} characters")
+    growth = 1.0
     if kind == "Sequence":
         steps = said.get(_STEPS[part])
         if not isinstance(steps, list) or len(steps) > _MAX_STEPS or depth > 2:
             raise ConfigError(f"the tokenizer's {part} is a Sequence of more than {_MAX_STEPS} steps, or of none")
         for step in steps:
-            _check_part(part, step or {}, depth + 1)
+            growth *= _check_part(part, step or {}, depth + 1)
+    return growth
+
+
+def _growth(pattern: str, content: str) -> float:
+    """Of a text, where one is replaced by the other; an empty pattern is found between all characters."""
+    return max(1.0, len(content) / len(pattern)) if pattern else 1.0 + len(content)
 
 
 def keep(data: bytes, folder: Path | None = None) -> str:

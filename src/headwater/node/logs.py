@@ -11,6 +11,7 @@ import sys
 import threading
 from datetime import UTC, datetime
 
+from headwater.core.plain import plain
 from headwater.data.store import redact
 from headwater.errors import ConfigError
 
@@ -23,8 +24,8 @@ class Text(logging.Formatter):
     """Time, level, text, and the fields behind it. One line, but for a traceback, whatever it says."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{name}={_plain(str(value))}" for name, value in _fields(record).items())
-        line = f"{_time(record)} {record.levelname} {_plain(_text(record))}" + (f" ({fields})" if fields else "")
+        fields = " ".join(f"{name}={plain(str(value))}" for name, value in _fields(record).items())
+        line = f"{_time(record)} {record.levelname} {plain(_text(record))}" + (f" ({fields})" if fields else "")
         return "\n".join([line, *_traceback(self, record)])
 
 
@@ -78,8 +79,3 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
     return [redact(formatter.formatException(record.exc_info))] if record.exc_info else []
-
-
-def _plain(text: str) -> str:
-    """Without line ends and other control characters, which could pass for another line or steer a terminal."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -8,6 +8,7 @@ to it, so that one worker's burst can't push out another's, and the kernel drops
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -160,9 +161,13 @@ class Aggregator:
     # Joining
 
     def _let_in(self, event: int) -> None:
+        if len(self._guests) >= MAX_GUESTS:
+            self._dismiss_oldest()
         try:
             sock, peer = self._door.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # no more files may be open
+                self._dismiss_oldest()
             return
         try:
             guest = Guest(Lines(sock), peer[0])
@@ -176,6 +181,11 @@ class Aggregator:
         self._watch(sock.fileno(), partial(self._hear, guest))
         guest.lines.say(**{"headwater-reduce": PROTOCOL, "nonce": guest.nonce})
 
+    def _dismiss_oldest(self) -> None:
+        """Of those who have not said yet what they want: it takes a worker a moment, and a stranger for ever."""
+        if (oldest := next((each for each in self._guests.values() if each.ticket is None), None)) is not None:
+            self._dismiss(oldest)
+
     def _dismiss_silent(self) -> None:
         """Guests who have not said for a while what they want: there is room for so many only."""
         latest = time.monotonic() - _SAY_WITHIN_S
@@ -187,6 +197,13 @@ class Aggregator:
         if said is None:
             self._gone(guest)
             return
+        try:
+            self._listen_to(guest, said)
+        except Exception:  # a fault of ours that one guest found must not take all jobs along
+            log.exception("what %s said could not be dealt with", guest.host)
+            self._gone(guest)
+
+    def _listen_to(self, guest: Guest, said: list[dict[str, Any]]) -> None:
         for each in said:
             if "join" in each and guest.ticket is None:
                 try:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from headwater.core.slots import Ask, Done, Drop, Send, Worker, WorkerDecision
 from headwater.errors import ReduceError
-from headwater.reduce.connection import BLOCK_BYTES, BLOCK_HEAD, Connection
+from headwater.reduce.connection import BLOCK_BYTES, BLOCK_HEAD, MOST_PLACES, Connection
 from headwater.reduce.packets import DATA, RESULT, word
 
 
@@ -60,7 +60,7 @@ class Flow:
         whole = BLOCK_HEAD.size + BLOCK_BYTES
         self._most = max(whole, min(connection.make_room(2 * num_slots * whole), num_slots * 2 // 3 * whole))
         connection.wake_at(1)
-        heads = memoryview(bytearray(BLOCK_HEAD.size * num_slots))
+        heads = memoryview(bytearray(BLOCK_HEAD.size * min(num_slots, MOST_PLACES // 2)))  # with a place behind each
         self._heads = [heads[start : start + BLOCK_HEAD.size] for start in range(0, len(heads), BLOCK_HEAD.size)]
 
     @property

@@ -47,7 +47,7 @@ class Rejoin:
         while not self._over.is_set():
             try:
                 found = join(self._where, self._ticket, TRY_S)
-            except HeadwaterError as error:
+            except (HeadwaterError, OSError) as error:  # a connection may end at any moment
                 log.debug("not joined again yet: %s", error)
                 self._over.wait(PAUSE_S)
                 continue

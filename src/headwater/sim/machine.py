@@ -82,7 +82,7 @@ class Machine:
     def worked(self) -> tuple[float, float]:
         """Core-seconds and accelerator-seconds so far, of its own."""
         build = self.build
-        cores = self.cores.usage()[0] / build.speed
+        cores = self.cores.full() * build.cores
         chip = self.chip_shared.usage()[1] if self.chip_shared is not None else 0.0
         return self._gone[0] + cores, self._gone[1] + chip
 

@@ -97,7 +97,7 @@ def gather(world: World, costs: Costs, stopped: list[str]) -> Outcome:
              "disks": [each.disk for each in world.nodes.values() if each.disk is not None]}  # fmt: skip
     for title, some in lines.items():
         if some:
-            busy[title] = _mean_and_most([each.usage()[0] / each.capacity / seconds for each in some])
+            busy[title] = _mean_and_most([each.full() / seconds for each in some])
     down = sum(each.down.num_bytes for each in world.links.values())
     up = sum(each.up.num_bytes for each in world.links.values())
     if file.network.price_per_gb:

@@ -127,11 +127,14 @@ def overlapped(
         for (by_flops, by_memory), layer in zip(work, reversed(layers), strict=True):
             left = max(by_flops, by_memory)
             slow = slowdown(by_flops, by_memory, sums.cores if sums else 0.0, memory)
-            while left > 1e-15:
+            while True:
                 factor = slow if state["summing"] else 1.0
                 begun, change = env.now, changed[0]
-                yield env.any_of([env.timeout(left * factor), change])
-                left -= (env.now - begun) / factor
+                end = env.timeout(left * factor)
+                yield env.any_of([end, change])
+                if end.processed:  # not by what is left of it: late in a long step the clock has too few digits
+                    break
+                left = max(0.0, left - (env.now - begun) / factor)
             waiting += layer.weight_bytes
             if waiting >= bucket_bytes:
                 queue.append(waiting)

@@ -35,6 +35,7 @@ class Shared:
         self._timer = 0  # only the latest counts
         self.used = 0.0  # units in all
         self.busy_s = 0.0  # seconds with anything to do
+        self.full_s = 0.0  # seconds, each counted by the part of the capacity of that moment that was used
 
     @property
     def capacity(self) -> float:
@@ -65,6 +66,11 @@ class Shared:
         self._move_on()
         return self.used, self.busy_s
 
+    def full(self) -> float:
+        """Seconds so far, as if all of it or nothing had been used; what slowed it down meanwhile changes nothing."""
+        self._move_on()
+        return self.full_s
+
     def _rate(self) -> float:
         """Of each task."""
         return min(self._each * self._factor, self.capacity / len(self._heap))
@@ -76,6 +82,7 @@ class Shared:
             self._had += had
             self.used += had * len(self._heap)
             self.busy_s += now - self._since
+            self.full_s += had * len(self._heap) / self.capacity
         self._since = now
 
     def _set_timer(self) -> None:

@@ -36,6 +36,8 @@ from headwater.sim.trainer import Trainer, Way
 
 OWN = "own"
 RETRY_EVERY_S = 1.0  # a node that was taken for dead is asked again
+MOST_PARTS = 20_000_000  # chunks and steps of a run, which are kept until its end: some gigabytes
+MOST_MACHINES = 100_000  # some kilobytes each
 
 
 @dataclass
@@ -72,6 +74,13 @@ def fit_faults(plan: Plan, cuts: Sequence[Cut], profile: Profile, file: RigFile)
     """Why this plan can't be played on this rig; empty if it can."""
     faults: list[str] = []
     host = file.trainers[0]
+    if file.num_nodes + file.num_trainers > MOST_MACHINES:
+        faults.append(f"{file.num_nodes + file.num_trainers:,} machines are more than are played; the limit is "
+                      f"{MOST_MACHINES:,}")  # fmt: skip
+    num_parts = file.job.num_epochs * file.job.num_samples * (1 / plan.chunk_rows + 1 / file.job.batch_size)
+    if num_parts > MOST_PARTS:
+        faults.append(f"the run has about {num_parts:,.0f} chunks and steps, and at most {MOST_PARTS:,} are played; "
+                      "lower num_samples or num_epochs, and multiply the time")  # fmt: skip
     if plan.uses_storage and not file.nodes:
         faults.append("the plan uses nodes, and the rig has none; add [[nodes]]")
     if (not plan.uses_storage or plan.host_share) and file.nodes and file.store.link is None:
@@ -154,6 +163,12 @@ def play(
             env.run(everyone if seconds is None else env.any_of([everyone, env.timeout(seconds)]))
     except Refused as error:
         raise PlanError([str(error)]) from error
+    except RuntimeError:  # nothing happens any more: those that are left wait for a sum with one that has stopped
+        if world.sync is None or not any(each.error for each in world.trainers):
+            raise
+        for each in world.trainers:
+            if not each.done.triggered:
+                each.error = "waits for a sum with a trainer that has stopped"
     stopped = [f"{each.name}: {each.error}" for each in world.trainers if each.error]
     return gather(world, costs, stopped)
 

@@ -77,6 +77,10 @@ def take(loader: Any) -> Taken:
     if faults:
         raise ConfigError("this DataLoader can't be taken over: " + "; ".join(faults))
     below = PurePath(os.path.abspath(root))
+    if (num_paths := len({path for path, _ in samples})) < len(samples):
+        raise ConfigError(f"this DataLoader can't be taken over: {len(samples) - num_paths:,} of its data set's "
+                          "samples come again; every sample comes once in an epoch here, so repeat them in a manifest "
+                          "(docs/job-file.md)")  # fmt: skip
     labels = {PurePath(os.path.abspath(path)).relative_to(below).as_posix(): int(label) for path, label in samples}
     seed = None if generator is None else generator % 2**63
     assert loader.batch_size is not None
@@ -98,6 +102,10 @@ def _folder(dataset: Any, faults: list[str]) -> tuple[str, Sequence[tuple[str, i
         faults.append(f"its data set is {type(dataset).__name__}, not an ImageFolder of torchvision or an ImageDataset "
                       f"of timm over class folders{way_out}")  # fmt: skip
         return "", (), {}
+    getting = next((each for each in type(dataset).__mro__ if "__getitem__" in vars(each)), type(dataset))
+    if getting.__module__.partition(".")[0] not in ("torchvision", "timm"):
+        faults.append(f"{getting.__qualname__}.__getitem__ is not run here, and what it does would be left out; put it "
+                      "into the transform, or into your loop")  # fmt: skip
     read = getattr(dataset, "loader", None)
     if read is not None and getattr(read, "__name__", "") != "default_loader":
         faults.append(f"loader {_name(read)} can't run near the data; pictures are decoded as default_loader does it")

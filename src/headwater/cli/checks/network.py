@@ -25,21 +25,22 @@ NUM_ASKED = 5
 
 def check(address: str, access: Access, seconds: float) -> Iterator[Finding]:
     """From the wire up: what fails first is what is told, with the rest left out."""
-    part, where = redact(address), urlsplit(address)
-    if where.scheme not in ("grpc", "grpc+tcp", TLS) or not where.hostname or not where.port:
+    part, where = redact(address), _where(address)
+    if where is None:
         yield Finding(part, "address", WRONG, "is none of a node", "it looks like grpc+tls://store-1:8815")
         return
+    scheme, host, port = where
     try:
         begin = time.perf_counter()
-        with socket.create_connection((where.hostname, where.port), timeout=CONNECT_WITHIN_S):
+        with socket.create_connection((host, port), timeout=CONNECT_WITHIN_S):
             taken_s = time.perf_counter() - begin
     except OSError as error:
         yield Finding(part, "reach", WRONG, f"no connection: {error.strerror or error}", _why_unreached(error))
         return
     yield Finding(part, "reach", OK, f"a connection takes {1e3 * taken_s:.1f} ms")
-    if where.scheme == TLS:
-        yield _certificate(part, where.hostname, where.port, access)
-    elif not is_loopback(where.hostname):
+    if scheme == TLS:
+        yield _certificate(part, host, port, access)
+    elif not is_loopback(host):
         yield Finding(
             part,
             "TLS",
@@ -61,6 +62,16 @@ def check(address: str, access: Access, seconds: float) -> Iterator[Finding]:
             client.close()
 
 
+def _where(address: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port; None if it is no node's address."""
+    try:
+        where = urlsplit(address)
+        host, port = where.hostname, where.port
+    except ValueError:  # a port that is no number, half a pair of brackets
+        return None
+    return (where.scheme, host, port) if where.scheme in ("grpc", "grpc+tcp", TLS) and host and port else None
+
+
 def _why_unreached(error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return "the name is not known here: check it, or use the address"
@@ -70,9 +81,13 @@ def _why_unreached(error: OSError) -> str:
 
 
 def _certificate(part: str, host: str, port: int, access: Access) -> Finding:
-    context = ssl.create_default_context(cafile=None if access.tls_ca is None else str(access.tls_ca))
-    if access.tls_cert is not None:
-        context.load_cert_chain(access.tls_cert, access.tls_key)
+    try:
+        context = ssl.create_default_context(cafile=None if access.tls_ca is None else str(access.tls_ca))
+        if access.tls_cert is not None:
+            context.load_cert_chain(access.tls_cert, access.tls_key)
+    except OSError as error:  # SSLError is one
+        return Finding(part, "TLS", WRONG, f"a file of ours can't be used: {error.strerror or error}",
+                       "HEADWATER_TLS_CA, HEADWATER_TLS_CERT and HEADWATER_TLS_KEY name files in PEM")  # fmt: skip
     context.set_alpn_protocols(["h2"])
     try:
         with (
