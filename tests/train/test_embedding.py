@@ -117,6 +117,20 @@ def test_prefetching_changes_no_bit(nodes, name):
         assert torch.equal(vectors, found[0][1])
 
 
+def test_a_loop_that_is_left_early_leaves_nothing_staged(nodes, name):
+    """What was staged and never used would come along with every later step."""
+    with hw.EmbeddingBag(200, 8, mode="sum", name=name, nodes=nodes[:1], travels="pooled") as near:
+        for asked in near.ahead((ids_of(number) for number in range(10)), lambda ids: ids, depth=2):
+            near(*asked).sum().backward()
+            break
+        assert near.table.ahead.staged == []
+        near.prefetch(*ids_of(1))  # passed over by whoever comes next
+        near.prefetch(*ids_of(2))
+        near(*ids_of(2)).sum().backward()
+        assert near.table.ahead.staged == []
+        near.drop()
+
+
 def test_one_call_in_two_places_of_a_model_is_two_steps(nodes, name):
     near, local, optimizer = side.peers(nodes[:1], name)
     with near:

@@ -214,12 +214,25 @@ class Table:
         self._staged[number] = self._send(number, bags, pooled)
         return True
 
+    def unstage(self, bags: Bags) -> None:
+        """They won't be asked for after all."""
+        for number in [number for number, each in self._staged.items() if each.bags.equals(bags)][:1]:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        del self._staged[number]
+        self.ahead.take(number)
+
     def pooled(self, bags: Bags) -> tuple[Batch, np.ndarray]:
         """What these bags add up to now."""
         batch = next((each for each in self._staged.values() if each.bags.equals(bags)), None)
         if batch is None:
             batch = self._send(next(self._numbers), bags, True)
         else:
+            for number in list(self._staged):  # what was staged before it was passed over, and won't be asked for
+                if number == batch.number:
+                    break
+                self._forget(number)
             del self._staged[batch.number]
             what = self.ahead.take(batch.number)
             if not isinstance(what, Take):
