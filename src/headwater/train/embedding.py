@@ -128,6 +128,8 @@ class EmbeddingBag(nn.Module):
             if _weight is not None:
                 self.load_tensor(_weight)
         except BaseException:
+            if "table" in self.__dict__:
+                self.table.close()
             self._end_node()
             raise
 
