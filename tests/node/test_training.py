@@ -121,6 +121,19 @@ def test_texts_are_refused(open_session):
         hear()
 
 
+def test_no_more_micro_batches_are_under_way_than_memory_was_reserved_for(open_session, pictures):
+    peer, hear = open_session(graph(), depth=2)
+    refs = [ref.to_json() for ref in list_samples(str(pictures)).take(range(4))]
+    peer.send("weights", {"version": 0, "base": -1}, {"weight": np.ones((4, 3, 3, 3), np.float32)})
+    peer.send("commit", {"version": 0})
+    for micro in range(3):
+        peer.send("fetch", {"key": micro, "epoch": 0, "samples": refs})
+        peer.send("forward", {"step": 1, "micro": micro, "key": micro, "version": 0, "alone": True})
+    assert [hear().kind for _ in range(4)] == ["ready", "committed", "rows", "rows"]
+    with pytest.raises(HeadwaterError, match="2 micro-batches are under way"):
+        hear()
+
+
 def test_what_frozen_layers_made_is_made_anew_when_their_weights_change_after_it_was_asked_for(open_session, pictures):
     first, second = (TensorSpec(name, (3, 3, 1, 1), "float32") for name in ("first", "second"))
     calls = (Call("aten.conv2d.default", (Value(0), Weight("first")), {}),

@@ -142,7 +142,8 @@ class Session:
             self._wait_for(stack.enter_context(self._host.room(self._need_bytes(opened))))
             if opened.graph is not None and not opened.num_measured:
                 assert opened.end is not None
-                self._prefix = _training().TrainedPrefix(opened.graph, opened.end, opened.codec, self._keeps(opened))
+                self._prefix = _training().TrainedPrefix(opened.graph, opened.end, opened.codec, self._keeps(opened),
+                                                         opened.depth)  # fmt: skip
                 stack.callback(self._let_go)
             self._exchange.send(Parcel("ready"))
             while True:

@@ -141,7 +141,8 @@ class PartitionJob:
         self._learning = [id(each) for each in self._work.trainable]
         self._dtype = captured.example[0].dtype
         self._labels: Tensor | None = None
-        max_rows = -(-2 * batch_size // self.num_micro)
+        # Of a part. Twice as many where nodes compute: what they reserve leaves out what operators need for a moment.
+        max_rows = -(-(1 if prefix is None else 2) * batch_size // self.num_micro)
         about = {"training": TRAINING, "url": samples.url, "transforms": transforms.to_json(), "seed": seed,
                  "codec": plan.codec, "job": f"partition-{os.getpid()}", "max_rows": max_rows, "ahead": batch_size,
                  "depth": min(plan.depth, self.num_micro), "measure": 0,
