@@ -262,8 +262,10 @@ def deal(
     """Which rows each node makes, by place; in consecutive runs, where every node can make every row.
 
     Otherwise `holds(node, row)` says who can, and a row goes to whoever of these is furthest below its share.
-    ConfigError if nobody can.
+    ConfigError if nobody can. Where nobody who is left was given a share, all get the same.
     """
+    if not any(share > 0 for share in shares.values()):
+        shares = dict.fromkeys(shares, 1.0)
     nodes = sorted(node for node, share in shares.items() if share > 0)
     total = sum(shares[node] for node in nodes)
     if holds is None:
