@@ -128,7 +128,7 @@ bag(torch.arange(200_000).view(-1, 1)).sum().backward()
 
 def test_the_last_step_of_a_script_that_just_ends_is_done(nodes, name):
     done = subprocess.run([sys.executable, "-c", LAST_STEP, name, *nodes[:2]], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     with hw.EmbeddingBag(200_000, 32, mode="sum", name=name, nodes=nodes[:2]) as near:
         assert near.version == 1
         near.drop()
