@@ -134,6 +134,19 @@ def test_no_more_micro_batches_are_under_way_than_memory_was_reserved_for(open_s
         hear()
 
 
+def test_two_batches_of_many_parts_may_be_asked_for_and_no_third(open_session, pictures):
+    peer, hear = open_session(None, max_rows=1, ahead=50)
+    refs = [ref.to_json() for ref in list_samples(str(pictures)).take(range(50))]
+    for key in range(100):
+        peer.send("fetch", {"key": key, "epoch": key // 50, "samples": [refs[key % 50]]})
+    peer.send("forward", {"step": 1, "micro": 0, "key": 0, "version": 0})
+    assert [hear().kind, hear().kind] == ["ready", "rows"]
+    for key in range(100, 103):
+        peer.send("fetch", {"key": key, "epoch": 2, "samples": [refs[0]]})
+    with pytest.raises(HeadwaterError, match="asked for already"):
+        hear()
+
+
 def test_what_frozen_layers_made_is_made_anew_when_their_weights_change_after_it_was_asked_for(open_session, pictures):
     first, second = (TensorSpec(name, (3, 3, 1, 1), "float32") for name in ("first", "second"))
     calls = (Call("aten.conv2d.default", (Value(0), Weight("first")), {}),

@@ -12,13 +12,14 @@ from functools import partial
 
 import numpy as np
 
+from headwater.core.partition import MAX_MICRO
 from headwater.data.extract import Extractor
 from headwater.data.samples import SampleRef
 from headwater.data.store import Store
 from headwater.data.wire import Chunk
 from headwater.errors import BadSampleError, ConfigError, UnreachableError
 
-MAX_AHEAD = 64  # parts of batches; a few micro-batches of two or three batches
+MAX_AHEAD = 2 * MAX_MICRO  # parts of batches: all of a batch, and of the next one
 
 
 def pixels_of(
@@ -67,7 +68,8 @@ class Pixels:
 
     def fetch(self, key: int, epoch: int, refs: tuple[SampleRef, ...]) -> None:
         """Begin with these samples."""
-        if (count := len(self._coming) + len(self._waiting)) >= MAX_AHEAD or key in {*self._coming, *self._waiting}:
+        count = len(self._coming) + len(self._waiting)
+        if count >= MAX_AHEAD or key in self._coming or key in self._waiting:
             raise ConfigError(f"{count} parts of batches are being made already, or {key} is one of them")
         if not refs or len({ref.id for ref in refs}) != len(refs):
             raise ConfigError("a part of a batch has no sample, or one twice")

@@ -31,6 +31,7 @@ from headwater.node.rooms import Room
 CODECS = ("raw", "fp16", "bf16")  # for what is trained; int8's error is too large for gradients
 MAX_ROWS = 1 << 20
 MAX_MEASURED_ROWS = 4096
+REF_BYTES = 1024  # of a sample that was asked for: some texts and numbers
 
 
 class Host(Protocol):
@@ -94,7 +95,12 @@ class Opened:
     def pixel_bytes(self) -> int:
         """What its inputs take: those under way, and those for what is to come."""
         most = max(self.ahead_rows, self.most_rows) + self.depth * self.most_rows
-        return most * self.pattern.extraction.boundary[0].row_bytes
+        return most * self.pattern.extraction.boundary[0].row_bytes + self.most_asked * REF_BYTES
+
+    @property
+    def most_asked(self) -> int:
+        """Samples that may be asked for and not forwarded yet: two batches, and a part."""
+        return 2 * self.ahead_rows + self.most_rows
 
 
 def _training() -> Any:
@@ -207,6 +213,9 @@ class Session:
         most = self._opened.most_rows
         if not isinstance(samples, list) or not 0 < len(samples) <= most:
             raise ConfigError(f"a part of a batch has 1 to {most} samples")
+        asked = sum(len(each.refs) for each in self._asked.values())
+        if asked + len(samples) > self._opened.most_asked:
+            raise ConfigError(f"{asked:,} samples were asked for already; {self._opened.most_asked:,} at most are held")
         refs = tuple(SampleRef.from_json(each) for each in samples)
         key, ids = parcel.number("key"), tuple(ref.id for ref in refs)
         if key in self._asked or len(self._asked) >= MAX_AHEAD:
