@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headwater.core.access import (
     Grant,
     Quota,
+    confirm,
     entry_text,
     identify,
     is_loopback,
@@ -161,3 +162,11 @@ def test_the_smallest_limit_of_an_upload_counts():
     assert Quota(max_upload_bytes=5, max_prefix_bytes=7).upload_bytes(10) == 5
     assert Quota(max_upload_bytes=0).upload_bytes(10) == 0
     assert Quota(max_upload_bytes=50).upload_bytes(10) == 10
+
+
+def test_a_call_that_lasts_ends_with_its_token():
+    confirm(GRANTS, GRANTS[0], 999.0)
+    with pytest.raises(RefusedError, match="expired"):
+        confirm(GRANTS, GRANTS[0], 1000.0)
+    with pytest.raises(RefusedError, match="any more"):
+        confirm(GRANTS[1:], GRANTS[0], 999.0)

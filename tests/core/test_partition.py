@@ -221,6 +221,10 @@ def test_rows_go_to_who_holds_them(num_rows, num_nodes, random):
     assert all(node in holders[row] for node, rows in dealt.items() for row in rows.tolist())
 
 
+def test_nodes_without_a_share_make_everything_when_they_alone_are_left():
+    assert {node: rows.tolist() for node, rows in deal(4, {1: 0.0, 2: 0.0}).items()} == {1: [0, 1], 2: [2, 3]}
+
+
 @given(st.integers(1, 1000), st.integers(1, 64))
 def test_micro_batches_are_a_batch(num_rows, num_micro):
     bounds = micro_bounds(num_rows, num_micro)

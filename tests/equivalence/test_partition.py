@@ -24,6 +24,7 @@ from headwater.data.transforms import HorizontalFlip, Normalize, Resize, ToFloat
 from headwater.model.capture import capture
 from headwater.model.trainable import trainable_cuts
 from headwater.train.client import NodeClient
+from headwater.train.partition_measure import _suffix_s
 
 SEED, BATCH, STEPS, SIZE = 3, 10, 50, 32
 # A tensor whose elements are all below it is noise: the bias in front of another batch-norm has a gradient of zero, and
@@ -276,3 +277,12 @@ def test_every_model_at_every_place_on_every_number_of_nodes(name, count, place,
 def test_every_model_in_float32(name, count, place, pictures, nodes):
     model = built(name, torch.float32)
     assert_equal_training(model, pictures, nodes[:count], cut_at(model, place), rel=1e-4)
+
+
+def test_measuring_leaves_random_numbers_as_they_were():
+    """Or a planned cut would draw other dropout than a pinned one."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 36, 2))
+    captured = capture(model, (torch.zeros(2, 3, 8, 8),))
+    before = torch.get_rng_state()
+    assert _suffix_s(captured, trainable_cuts(captured)[0], 4) > 0
+    assert torch.equal(torch.get_rng_state(), before)

@@ -264,6 +264,13 @@ def test_tenants_have_tables_of_their_own(tmp_path):
          {"places": np.array([2, 1]), "records": np.ones((2, 6))}, "ascend"),
         ({"what": "read"}, {"places": np.array([-1])}, "places -1"),
         ({"what": "grow", "num_embeddings": 2}, None, "can't shrink"),
+        ({"what": "grow", "num_embeddings": 2**62}, None, "num_embeddings"),
+        ({"what": "grow", "num_embeddings": 10**9}, None, "--table-size"),
+        # Lengths whose sum runs over to the number of ids: NumPy would write behind its arrays.
+        ({"what": "step", "version": 1, "settled": 0, "number": 1, "lr": 0.1},
+         {"ids": np.array([0, 1]), "lengths": np.array([2**63 - 1, 2**63 - 1, 4]), "grads": np.ones((3, 4))},
+         "don't fit"),
+        ({"what": "drop", "lease": "b"}, None, "another trainer"),
         ({"what": "fly"}, None, "'fly'"),
     ],
 )  # fmt: skip
@@ -297,4 +304,72 @@ def test_memory_is_given_to_tables_as_long_as_there_is_some(tmp_path):
         _ = [call(tables, {**opening(large), "table": f"t{number}"}) for number in range(2, 9)]
     call(tables, {"what": "close", "table": "t0"})
     call(tables, {**opening(large), "table": "t9"})
+    tables.close()
+
+
+def test_a_batch_whose_vectors_would_fill_the_memory_is_refused(tmp_path):
+    tables, wide = Tables(tmp_path, 10**9, 10**8), TableSpec(64, 1 << 14, "float64")
+    call(tables, opening(wide))
+    ids = np.zeros(1 << 14, np.int64)
+    with pytest.raises(ConfigError, match="use smaller batches"):
+        call(tables, {"what": "stage", "number": 1}, {"ids": ids, "lengths": np.array([len(ids)])})
+    tables.close()
+
+
+def test_a_table_grows_within_its_tenants_quota(tmp_path):
+    tables, grant = Tables(tmp_path, 10**9, 10**8), Grant("small", "0" * 64, quota=Quota(max_table_bytes=100_000))
+    call(tables, opening(), tenant="small", grant=grant)
+    call(tables, {"what": "grow", "num_embeddings": 1_000}, tenant="small", grant=grant)
+    with pytest.raises(RefusedError, match="its quota is"):
+        call(tables, {"what": "grow", "num_embeddings": 10_000}, tenant="small", grant=grant)
+    tables.close()
+
+
+def test_what_a_killed_drop_has_left_is_no_part_of_a_new_table(tmp_path):
+    part = made(tmp_path / "part")
+    for version in range(1, 4):
+        part.step("a", step(version))
+    part.settle("a")
+    part.step("a", step(4))
+    part.close()
+    (tmp_path / "part" / "table.json").unlink()  # what goes first
+    again = Part(tmp_path / "part", CACHE, (SPEC, 0))
+    again.open("a")
+    assert again.once.version == 0
+    np.testing.assert_array_equal(everything(again)[:, :4], initial(SPEC, np.arange(SPEC.num_embeddings)))
+    again.close()
+
+
+def test_who_waited_for_a_part_that_was_closed_is_told_so(tmp_path):
+    """Its files' numbers may be other files' by then."""
+    part = made(tmp_path / "part")
+    part.step("a", step(1))
+    part.close()
+    for late in (lambda: part.step("a", step(2)), lambda: part.open("b"), lambda: part.pooled("a", 1, 1, -1),
+                 lambda: part.stage("a", 1, Bags(np.array([1]), np.array([1])))):  # fmt: skip
+        with pytest.raises(RefusedError, match="open the table again"):
+            late()
+    part.log.sync()  # of a step that was done before
+    part.close()
+
+
+def test_steps_that_are_never_settled_do_not_fill_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("headwater.node.part.LOG_BYTES", 2_000)
+    part = made(tmp_path / "part")
+    while part.log.num_bytes <= 8_000:
+        part.step("a", step(part.once.version + 1, settled=0))
+    with pytest.raises(RefusedError, match="all parts have"):
+        part.step("a", step(part.once.version + 1, settled=0))
+    assert part.log.num_bytes < 10_000
+    part.open("b")  # the way out: who opens the table makes its parts meet
+    part.settle("b")
+    part.step("b", step(part.once.version + 1))
+    part.close()
+
+
+def test_a_table_that_is_too_large_leaves_nothing_behind(tmp_path):
+    tables = Tables(tmp_path, 2**60, 10**8)
+    with pytest.raises(RefusedError, match="more nodes"):
+        call(tables, opening(TableSpec(2**33, 4)))
+    call(tables, opening())
     tables.close()

@@ -2,16 +2,20 @@
 
 import json
 import queue
+import threading
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from headwater.core.graph import NORM, Call, End, PrefixGraph, Value, Weight
 from headwater.core.spec import TensorSpec
 from headwater.data.layouts import list_samples
 from headwater.data.parcel import TRAINING, Parcel, checksum, pack_rows, unpack_rows
-from headwater.data.transforms import Resize, ToFloat, Transforms
-from headwater.errors import ConfigError, DamagedError, HeadwaterError
+from headwater.data.transforms import Resize, ToFloat, Tokenize, Transforms
+from headwater.errors import ConfigError, DamagedError, HeadwaterError, RefusedError
+from headwater.node import exchange
 from headwater.train.peer import Peer
 
 PIXELS = Transforms([Resize((8, 8)), ToFloat()])
@@ -79,11 +83,97 @@ def test_a_session_trains_and_gives_gradients(open_session, pictures):
     ({"calls": [Call("aten.repeat.default", (Value(0), [10**6, 1, 1, 10**6]), {})]}, "where it says|memory"),
     ({"calls": [Call("py.mul", (2**62, 4), {})]}, "64 bits"),
     ({"calls": [Call("py.floordiv", (1, 0), {})]}, "can't run"),
+    ({"calls": [Call("py.mul", ([1], 10**10), {})]}, "for numbers"),
+    ({"calls": [Call("py.mul", ("x", 10**11), {})]}, "for numbers"),
+    ({"calls": [Call("aten.expand.default", (Value(0), [8, 3, 8, 8]), {}),
+                Call("aten.reshape.default", (Value(1), [1, 1536]), {}),
+                Call("aten.expand.default", (Value(2), [2**40, 1536]), {}),
+                Call("aten.unbind.int", (Value(3), 0), {})]}, "pieces"),
+    ({"calls": [Call("aten.select.int", (Value(0), 0, 0), {}),
+                Call("aten.repeat.default", (Value(1), [2000, 1, 1]), {}),
+                Call("aten.split.Tensor", (Value(2), 1), {})]}, "pieces"),
+    ({"weight": TensorSpec("weight", (2**31 - 1,) * 4, "float32")}, "no memory holds"),
 ])  # fmt: skip
 def test_a_prefix_that_can_not_run_is_refused_before_it_takes_memory(changes, match, open_session):
     _, hear = open_session(graph(**changes))
     with pytest.raises(HeadwaterError, match=match):
         hear()
+
+
+def test_every_end_that_is_measured_has_to_fit_the_memory(open_session):
+    large = TensorSpec("y", (3, 8000, 80000), "float32")
+    calls = (Call("aten.repeat.default", (Value(0), [1, 1, 1000, 10000]), {}),)
+    ends = (End("large", 1, (1,), (large,)), End("small", 0, (0,), (X,)))
+    _, hear = open_session(PrefixGraph((X,), calls, {}, frozenset(), ends), measure=64)
+    with pytest.raises(HeadwaterError, match="memory"):
+        hear()
+
+
+def test_inputs_count_as_memory_also_where_nothing_is_trained(open_session):
+    _, hear = open_session(None, max_rows=1 << 20, transforms=Transforms([Resize((4000, 4000)), ToFloat()]).to_json())
+    with pytest.raises(HeadwaterError, match="memory"):
+        hear()
+
+
+def test_texts_are_refused(open_session):
+    _, hear = open_session(None, transforms=Transforms([Tokenize("0" * 64, 8)]).to_json())
+    with pytest.raises(HeadwaterError, match="of texts"):
+        hear()
+
+
+def test_no_more_micro_batches_are_under_way_than_memory_was_reserved_for(open_session, pictures):
+    peer, hear = open_session(graph(), depth=2)
+    refs = [ref.to_json() for ref in list_samples(str(pictures)).take(range(4))]
+    peer.send("weights", {"version": 0, "base": -1}, {"weight": np.ones((4, 3, 3, 3), np.float32)})
+    peer.send("commit", {"version": 0})
+    for micro in range(3):
+        peer.send("fetch", {"key": micro, "epoch": 0, "samples": refs})
+        peer.send("forward", {"step": 1, "micro": micro, "key": micro, "version": 0, "alone": True})
+    assert [hear().kind for _ in range(4)] == ["ready", "committed", "rows", "rows"]
+    with pytest.raises(HeadwaterError, match="2 micro-batches are under way"):
+        hear()
+
+
+def test_two_batches_of_many_parts_may_be_asked_for_and_no_third(open_session, pictures):
+    peer, hear = open_session(None, max_rows=1, ahead=50)
+    refs = [ref.to_json() for ref in list_samples(str(pictures)).take(range(50))]
+    for key in range(100):
+        peer.send("fetch", {"key": key, "epoch": key // 50, "samples": [refs[key % 50]]})
+    peer.send("forward", {"step": 1, "micro": 0, "key": 0, "version": 0})
+    assert [hear().kind, hear().kind] == ["ready", "rows"]
+    for key in range(100, 103):
+        peer.send("fetch", {"key": key, "epoch": 2, "samples": [refs[0]]})
+    with pytest.raises(HeadwaterError, match="asked for already"):
+        hear()
+
+
+def test_what_frozen_layers_made_is_made_anew_when_their_weights_change_after_it_was_asked_for(open_session, pictures):
+    first, second = (TensorSpec(name, (3, 3, 1, 1), "float32") for name in ("first", "second"))
+    calls = (Call("aten.conv2d.default", (Value(0), Weight("first")), {}),
+             Call("aten.conv2d.default", (Value(1), Weight("second")), {}))  # fmt: skip
+    peer, hear = open_session(PrefixGraph((X,), calls, {"first": first, "second": second}, frozenset({"second"}),
+                                          (End("end", 2, (2,), (X,)),)))  # fmt: skip
+    eye = np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)
+    refs = [ref.to_json() for ref in list_samples(str(pictures)).take(range(4))]
+
+    def rows(step, version):
+        peer.send("forward", {"step": step, "micro": 0, "key": step, "version": version, "alone": True})
+        return unpack_rows("raw", (X,), hear(), 4)[0]
+
+    assert hear().kind == "ready"
+    peer.send("weights", {"version": 0, "base": -1}, {"first": eye, "second": eye})
+    peer.send("commit", {"version": 0})
+    assert hear().kind == "committed"
+    peer.send("fetch", {"key": 1, "epoch": 0, "samples": refs})
+    before = rows(1, 0)
+    peer.send("backward", {"step": 1, "micro": 0}, pack_rows("raw", (X,), [before]))
+    peer.send("collect", {"step": 1})
+    assert hear().kind == "grads"
+    peer.send("fetch", {"key": 2, "epoch": 1, "samples": refs})
+    peer.send("weights", {"version": 1, "base": 0}, {"first": 2 * eye})
+    peer.send("commit", {"version": 1})
+    assert hear().kind == "committed"
+    np.testing.assert_array_equal(rows(2, 1), 2 * before)
 
 
 def test_a_prefix_that_makes_more_than_the_node_has_is_refused(open_session):
@@ -152,3 +242,45 @@ def test_a_parcel_that_is_not_what_it_says_is_refused(said):
     batch, _ = Parcel("a", {}, {"a": np.zeros(2, np.float32)}).to_batch()
     with pytest.raises((DamagedError, ConfigError)):
         Parcel.from_batch(batch, said)
+
+
+def test_a_message_too_large_for_the_wire_says_what_to_do():
+    piece = np.broadcast_to(np.zeros(1, np.float32), (1 << 30,))  # takes no memory
+    with pytest.raises(RefusedError, match="smaller batches"):
+        Parcel("rows", {}, {"0": piece}).to_batch()
+
+
+class Talker:
+    """The reading side of a call: endless messages."""
+
+    def __init__(self):
+        self.num_read, self.ended = 0, threading.Event()
+        self._item = Parcel("fetch", {}, {"0": np.zeros(1000)}).to_batch()
+
+    def read_chunk(self):
+        if self.ended.is_set():
+            raise StopIteration
+        self.num_read += 1
+        batch, words = self._item
+        return SimpleNamespace(data=batch, app_metadata=pa.py_buffer(words))
+
+    def begin(self, schema):
+        pass
+
+    def write_with_metadata(self, batch, words):
+        pass
+
+
+def test_who_talks_faster_than_is_listened_to_is_held_back(monkeypatch):
+    monkeypatch.setattr(exchange, "MAX_PENDING_BYTES", 50_000)
+    talker, heard = Talker(), []
+
+    def work(call):
+        heard.extend(call.take() for _ in range(20))
+        while call._pending_bytes < 40_000:  # until it is full again
+            threading.Event().wait(0.01)
+        heard.append(talker.num_read)
+        talker.ended.set()
+
+    exchange.Exchange(talker, talker, lambda: False).carry(work)
+    assert heard[-1] <= 20 + 50_000 // 8000 + 1

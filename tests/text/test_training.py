@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 import headwater as hw
 from headwater.core.order import Order
 from headwater.core.plan import Plan
-from headwater.data.transforms import Tokenize
+from headwater.data.transforms import Tokenize, Transforms
+from headwater.errors import ConfigError
 
 BATCH, EPOCHS, SEED, LENGTH = 8, 2, 3, 16
 
@@ -117,3 +118,9 @@ def test_rows_are_small_and_kept(model, jsonl, tokenizer, start_node, tmp_path):
         assert next(iter(first.values())).numel() == 32, "a mean of states: one vector a text"
         again = {int(s): row for x, _ in job.loader for s, row in zip(x.samples, x.tensors[0], strict=True)}
     assert all(torch.equal(first[sample], again[sample]) for sample in first)
+
+
+def test_texts_are_nothing_for_partitioned_training(model, jsonl, tokenizer):
+    chain = Transforms([Tokenize.of(tokenizer, 16)])
+    with pytest.raises(ConfigError, match=r"on pictures.*headwater\.near"):
+        hw.partition(model, str(jsonl), transforms=chain)

@@ -1,6 +1,8 @@
 """Embeddings by the storage train as `nn.EmbeddingBag` does, on one node and on three."""
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +117,35 @@ def test_prefetching_changes_no_bit(nodes, name):
     for pooled, vectors in found[1:]:
         assert torch.equal(pooled, found[0][0])
         assert torch.equal(vectors, found[0][1])
+
+
+LAST_STEP = """
+import sys, torch, headwater as hw
+bag = hw.EmbeddingBag(200_000, 32, mode="sum", name=sys.argv[1], nodes=sys.argv[2:], travels="pooled")
+bag(torch.arange(200_000).view(-1, 1)).sum().backward()
+"""
+
+
+def test_the_last_step_of_a_script_that_just_ends_is_done(nodes, name):
+    done = subprocess.run([sys.executable, "-c", LAST_STEP, name, *nodes[:2]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with hw.EmbeddingBag(200_000, 32, mode="sum", name=name, nodes=nodes[:2]) as near:
+        assert near.version == 1
+        near.drop()
+
+
+def test_a_loop_that_is_left_early_leaves_nothing_staged(nodes, name):
+    """What was staged and never used would come along with every later step."""
+    with hw.EmbeddingBag(200, 8, mode="sum", name=name, nodes=nodes[:1], travels="pooled") as near:
+        for asked in near.ahead((ids_of(number) for number in range(10)), lambda ids: ids, depth=2):
+            near(*asked).sum().backward()
+            break
+        assert near.table.ahead.staged == []
+        near.prefetch(*ids_of(1))  # passed over by whoever comes next
+        near.prefetch(*ids_of(2))
+        near(*ids_of(2)).sum().backward()
+        assert near.table.ahead.staged == []
+        near.drop()
 
 
 def test_one_call_in_two_places_of_a_model_is_two_steps(nodes, name):

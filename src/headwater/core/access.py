@@ -83,10 +83,21 @@ def identify(grants: Sequence[Grant], headers: Sequence[str], now_s: float) -> G
             found = grant
     if found is None:
         raise RefusedError(f"the token that was sent is not one of this node's; {_ASK}")
-    if found.expires_s is not None and now_s >= found.expires_s:
-        when = datetime.fromtimestamp(found.expires_s, UTC)
-        raise RefusedError(f"the token of tenant {found.tenant} expired at {when:%Y-%m-%d %H:%M} UTC; {_ASK}")
+    _check_expiry(found, now_s)
     return found
+
+
+def confirm(grants: Sequence[Grant], grant: Grant, now_s: float) -> None:
+    """For a call that lasts: RefusedError if the token that it came with is not in force any more."""
+    if all(each.digest != grant.digest for each in grants):
+        raise RefusedError(f"the token of tenant {grant.tenant} is not one of this node's any more; {_ASK}")
+    _check_expiry(grant, now_s)
+
+
+def _check_expiry(grant: Grant, now_s: float) -> None:
+    if grant.expires_s is not None and now_s >= grant.expires_s:
+        when = datetime.fromtimestamp(grant.expires_s, UTC)
+        raise RefusedError(f"the token of tenant {grant.tenant} expired at {when:%Y-%m-%d %H:%M} UTC; {_ASK}")
 
 
 _FIELDS = ("tenant", "sha256", "roots", "expires", "max_chunks", "max_upload", "max_prefixes", "max_tables",

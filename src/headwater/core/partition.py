@@ -195,6 +195,7 @@ class Replica:
     """A node's side: its copy of the prefix has exactly one version, and a step runs from beginning to end on it."""
 
     version: int = -1  # none yet
+    depth: int = MAX_UNDER_WAY  # micro-batches under way that there is memory for
     staged: int | None = None  # the version that is coming in
     step: int | None = None
     _forward: set[int] = field(default_factory=set)
@@ -223,8 +224,8 @@ class Replica:
             self.step, self._forward, self._backward = step, set(), set()
         if step != self.step or micro in self._forward or not 0 <= micro < MAX_MICRO:
             raise ConfigError(f"micro-batch {micro} of step {step}, in the middle of step {self.step}")
-        if len(self._forward) - len(self._backward) >= MAX_UNDER_WAY:
-            raise ConfigError(f"{MAX_UNDER_WAY} micro-batches are under way already")
+        if len(self._forward) - len(self._backward) >= self.depth:
+            raise ConfigError(f"{self.depth} micro-batches are under way already, as many as the session began with")
         self._forward.add(micro)
 
     def passes(self, version: int) -> None:
@@ -261,8 +262,10 @@ def deal(
     """Which rows each node makes, by place; in consecutive runs, where every node can make every row.
 
     Otherwise `holds(node, row)` says who can, and a row goes to whoever of these is furthest below its share.
-    ConfigError if nobody can.
+    ConfigError if nobody can. Where nobody who is left was given a share, all get the same.
     """
+    if not any(share > 0 for share in shares.values()):
+        shares = dict.fromkeys(shares, 1.0)
     nodes = sorted(node for node, share in shares.items() if share > 0)
     total = sum(shares[node] for node in nodes)
     if holds is None:

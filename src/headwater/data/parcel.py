@@ -19,11 +19,11 @@ import pyarrow as pa
 from headwater.core import codecs
 from headwater.core.form import shown
 from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec
-from headwater.errors import DamagedError
+from headwater.errors import DamagedError, RefusedError
 
 TRAINING = 1  # the version of what is said in these messages
 MAX_ABOUT_BYTES = 48 << 20  # the graph of a prefix, or the names of a batch's samples
-MAX_PARCEL_BYTES = 1 << 31
+MAX_PARCEL_BYTES = (1 << 31) - (1 << 20)  # Flight sends no message of more than 2 GiB
 MAX_ARRAYS = 20_000
 
 SCHEMA = pa.schema([pa.field("values", pa.large_binary(), nullable=False)])
@@ -42,7 +42,11 @@ class Parcel:
         return sum(each.nbytes for each in self.arrays.values())
 
     def to_batch(self) -> tuple[pa.RecordBatch, bytes]:
-        """As the wire has it; a single array is not copied."""
+        """As the wire has it; a single array is not copied. RefusedError if it is too large for the wire."""
+        if self.num_bytes > MAX_PARCEL_BYTES:
+            raise RefusedError(f"{self.kind}: {self.num_bytes / 1e9:.2f} GB in one message, and the wire takes "
+                               f"{MAX_PARCEL_BYTES / 1e9:.2f} GB; use smaller batches, more micro_batches or nodes, or "
+                               "a cut that less crosses")  # fmt: skip
         arrays = {name: np.ascontiguousarray(each) for name, each in self.arrays.items()}
         specs = [TensorSpec(name, each.shape, str(each.dtype)).to_json() for name, each in arrays.items()]
         said = {"kind": self.kind, "about": self.about, "arrays": specs}

@@ -12,13 +12,14 @@ from functools import partial
 
 import numpy as np
 
+from headwater.core.partition import MAX_MICRO
 from headwater.data.extract import Extractor
 from headwater.data.samples import SampleRef
 from headwater.data.store import Store
 from headwater.data.wire import Chunk
-from headwater.errors import BadSampleError, ConfigError
+from headwater.errors import BadSampleError, ConfigError, UnreachableError
 
-MAX_AHEAD = 64  # parts of batches; a few micro-batches of two or three batches
+MAX_AHEAD = 2 * MAX_MICRO  # parts of batches: all of a batch, and of the next one
 
 
 def pixels_of(
@@ -34,7 +35,9 @@ def pixels_of(
             raise BadSampleError(part.bad[0].key, part.bad[0].reason)
         found[[places[sample] for sample in part.ids.tolist()]] = part.tensors[0]
         num_found += len(part.ids)
-    if num_found != len(chunk.samples) and not abandoned():
+    if num_found != len(chunk.samples):
+        if abandoned():  # what is there of them must not pass for rows
+            raise UnreachableError("these rows were given up: the node is being stopped, or nobody waits for them")
         raise ConfigError(f"{len(chunk.samples) - num_found} of {len(chunk.samples)} samples gave no row")
     return found
 
@@ -49,35 +52,62 @@ class Pixels:
         chunk: Chunk,
         abandoned: Callable[[], bool],
         weight: float = 1.0,
+        max_rows: int | None = None,
     ) -> None:
-        """`chunk` is a pattern for those to come."""
+        """`chunk` is a pattern for those to come. With `max_rows`, a part begins when there is room for its rows beside
+        those that are there or coming; one alone always does."""
         self._make = partial(pixels_of, extractor, store)
         self._chunk = chunk
         self._abandoned = abandoned
         self._weight = weight
         self._pool = ThreadPoolExecutor(2, "pixels")
-        self._coming: dict[int, Future[np.ndarray]] = {}
+        self._max_rows = max_rows
+        self._num_rows = 0  # of parts that were begun and not taken
+        self._waiting: dict[int, Chunk] = {}
+        self._coming: dict[int, tuple[Future[np.ndarray], int]] = {}
 
     def fetch(self, key: int, epoch: int, refs: tuple[SampleRef, ...]) -> None:
         """Begin with these samples."""
-        if len(self._coming) >= MAX_AHEAD or key in self._coming:
-            raise ConfigError(f"{len(self._coming)} parts of batches are being made already, or {key} is one of them")
+        count = len(self._coming) + len(self._waiting)
+        if count >= MAX_AHEAD or key in self._coming or key in self._waiting:
+            raise ConfigError(f"{count} parts of batches are being made already, or {key} is one of them")
         if not refs or len({ref.id for ref in refs}) != len(refs):
             raise ConfigError("a part of a batch has no sample, or one twice")
-        chunk = replace(self._chunk, epoch=epoch, index=key, samples=refs)
-        self._coming[key] = self._pool.submit(self._make, chunk, self._abandoned, self._weight)
+        self._waiting[key] = replace(self._chunk, epoch=epoch, index=key, samples=refs)
+        self._go_on()
 
     def take(self, key: int) -> np.ndarray:
         """Wait for them; they are not kept."""
+        if key in self._waiting:
+            self._begin(key)
         if key not in self._coming:
             raise ConfigError(f"part {key} of a batch was not asked for")
-        return self._coming.pop(key).result()
+        coming, num_rows = self._coming.pop(key)
+        found = coming.result()
+        self._num_rows -= num_rows
+        self._go_on()
+        return found
 
     def forget(self) -> None:
         """Whatever was asked for is not needed."""
-        for each in self._coming.values():
+        for each, _ in self._coming.values():
             each.cancel()
         self._coming.clear()
+        self._waiting.clear()
+        self._num_rows = 0
+
+    def _go_on(self) -> None:
+        """Begin with what there is room for, in the order in which it was asked for."""
+        while self._waiting:
+            key, chunk = next(iter(self._waiting.items()))
+            if self._max_rows is not None and self._num_rows and self._num_rows + len(chunk.samples) > self._max_rows:
+                return
+            self._begin(key)
+
+    def _begin(self, key: int) -> None:
+        chunk = self._waiting.pop(key)
+        self._coming[key] = self._pool.submit(self._make, chunk, self._abandoned, self._weight), len(chunk.samples)
+        self._num_rows += len(chunk.samples)
 
     def close(self) -> None:
         self.forget()

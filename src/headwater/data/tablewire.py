@@ -27,6 +27,7 @@ UNKNOWN_BATCH = "unknown batch"  # in the text of a RefusedError: stage it again
 UNKNOWN_TABLE = "unknown table"  # the same: open it again
 MAX_MESSAGE_BYTES = 256 << 20
 MAX_IDS = 1 << 21  # of one message
+MAX_POOLED_BYTES = 1 << 30  # of the vectors behind its ids, which lie side by side while they are added up
 _LENGTH = struct.Struct("<I")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_HEADER_BYTES = 1 << 16
@@ -120,9 +121,14 @@ def bags_arrays(bags: Bags) -> dict[str, np.ndarray]:
 def bags_of(arrays: Mapping[str, np.ndarray], spec: TableSpec, part: int) -> Bags:
     """Bags from a message, found to be of this part of the table."""
     ids, lengths = (places(arrays, name) for name in ("ids", "lengths"))
-    if len(ids) > MAX_IDS or (len(lengths) and lengths.min() < 1) or lengths.sum() != len(ids):
+    # Each by itself before their sum, which may run over; NumPy would repeat a bag that often, wherever that ends.
+    right = not len(lengths) or (lengths.min() >= 1 and lengths.max() <= len(ids))
+    if len(ids) > MAX_IDS or not right or lengths.sum() != len(ids):
         raise ConfigError(f"{len(lengths):,} bags and {len(ids):,} ids don't fit; no bag is empty, and there are "
                           f"{MAX_IDS:,} ids at most: use smaller batches")  # fmt: skip
+    if (num_bytes := len(ids) * spec.vector_bytes) > MAX_POOLED_BYTES:
+        raise ConfigError(f"{len(ids):,} ids in one message stand for {num_bytes / 1e9:,.3g} GB of vectors; the limit "
+                          f"is {MAX_POOLED_BYTES / 1e9:,.3g} GB: use smaller batches")  # fmt: skip
     check_places(ids, spec, part)
     weights = arrays.get("weights")
     if weights is not None and (weights.dtype != spec.dtype or weights.shape != ids.shape):

@@ -25,6 +25,7 @@ from headwater.errors import DamagedError, HeadwaterError
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 256  # messages that have come and nobody has looked at; the wire holds back further ones
+MAX_PENDING_BYTES = 128 << 20  # of them, unless it is one alone
 
 
 class GoneError(Exception):
@@ -39,7 +40,9 @@ class Exchange:
         self._writer = writer
         self._stopping = stopping
         self._writing = threading.Lock()
-        self._inbox: queue.Queue[Parcel | HeadwaterError | None] = queue.Queue(MAX_PENDING)
+        self._inbox: queue.Queue[tuple[Parcel | HeadwaterError | None, int]] = queue.Queue(MAX_PENDING)
+        self._pending_bytes = 0
+        self._taken = threading.Condition()
         self._put_off: list[Parcel] = []
         self._gone = threading.Event()
         self._said = time.monotonic()
@@ -68,11 +71,14 @@ class Exchange:
             return self._put_off.pop(0)
         while True:
             try:
-                found = self._inbox.get(timeout=0.5)
+                found, num_bytes = self._inbox.get(timeout=0.5)
             except queue.Empty:
                 if self.is_gone:
                     raise GoneError from None
                 continue
+            with self._taken:
+                self._pending_bytes -= num_bytes
+                self._taken.notify_all()
             if isinstance(found, HeadwaterError):
                 raise found
             if found is None:
@@ -99,25 +105,34 @@ class Exchange:
                     break
                 except (flight.FlightError, pa.ArrowException, OSError):
                     break
+                num_bytes = 0
                 try:
                     said = item.app_metadata.to_pybytes() if item.app_metadata else b""
-                    self.received_bytes += len(said) + (item.data.nbytes if item.data is not None else 0)
                     parcel: Parcel | HeadwaterError = Parcel.from_batch(item.data, said)
+                    num_bytes = len(said) + item.data.nbytes  # only now: Arrow follows offsets that nobody has checked
+                    self.received_bytes += num_bytes
                 except HeadwaterError as error:
                     parcel = error
                 except Exception as error:  # Arrow's own, of bytes that are none of its
                     parcel = DamagedError(f"a message can't be read: {type(error).__name__}")
-                self._put(parcel)
+                self._put(parcel, num_bytes)
+                del item, parcel
         finally:
             self._put(None)
             self._gone.set()
             worker.join()
             beats.join()
 
-    def _put(self, item: Parcel | HeadwaterError | None) -> None:
+    def _put(self, item: Parcel | HeadwaterError | None, num_bytes: int = 0) -> None:
+        with self._taken:
+            while self._pending_bytes and self._pending_bytes + num_bytes > MAX_PENDING_BYTES:
+                if self._stopping():
+                    return
+                self._taken.wait(0.5)
+            self._pending_bytes += num_bytes
         while not self._stopping():
             with contextlib.suppress(queue.Full):
-                self._inbox.put(item, timeout=0.5)
+                self._inbox.put((item, num_bytes), timeout=0.5)
                 return
 
     def _work(self, work: Callable[[Exchange], None]) -> None:

@@ -47,8 +47,10 @@ from headwater.node.steplog import StepLog
 MAX_STAGED_IDS = 1 << 22  # of all of them
 MAX_STAGED = 16  # batches; a trainer that forgot some has them thrown away
 LOG_BYTES = 256 << 20  # of steps, before a checkpoint is written: after a kill they are done again
+MOST_LOGS = 4  # times that: where no checkpoint can be written, no further step is taken
 DIRTY = 0.5  # of the vectors in memory; with more, a checkpoint is written
 SLOT_BYTES = 8 + 8 + 8 + 1 + 4 + 4 * 4  # of `Hot` and of what is beside it, for each vector in memory
+FILES = ("vectors", "seats", "log", "log.old", "journal", "journal.new", "table.json.new")  # beside the head
 _MAX_LR = 1e6
 _PAGE = mmap.PAGESIZE
 _SEAT_BYTES = 4
@@ -64,6 +66,10 @@ class Staged:
     sorting: Sorting
 
 
+class ClosedError(RefusedError):
+    """The part was closed while somebody waited for it: its files may be others' by now."""
+
+
 class Part:
     """Opened; one process has it at a time."""
 
@@ -74,12 +80,16 @@ class Part:
         self._num_seats = 0  # records in `vectors`
         self._on_disk = 0  # the version that `vectors`, with the journal if there is one, is of
         self._writing: _Writer | None = None
+        self._is_closed = False
         self._head_lock = threading.Lock()
         self._guard = _guard(folder)
         try:
             if make is not None:
                 self.spec, self.part = make
                 self.once = Once()
+                _check_size(self.spec, self.part)
+                for name in FILES:  # without a head they are of a table that was being dropped when the node ended
+                    (folder / name).unlink(missing_ok=True)
                 (folder / "vectors").touch(mode=0o600)
                 (folder / "seats").touch(mode=0o600)
                 self._write_head()
@@ -94,10 +104,7 @@ class Part:
         self._record_bytes = self._columns * np.dtype(self.spec.dtype).itemsize
         self._file = os.open(self.folder / "vectors", os.O_RDWR | os.O_CLOEXEC)
         self._seats_file = os.open(self.folder / "seats", os.O_RDWR | os.O_CLOEXEC)
-        if self.spec.num_in(self.part) >= 2**32 - 1:
-            raise RefusedError(
-                f"a part of {self.spec.num_in(self.part):,} vectors is too large; deal the table to more nodes"
-            )
+        _check_size(self.spec, self.part)
         self._maps: tuple[mmap.mmap, mmap.mmap] | None = None
         if self._read_journal():
             self.once.version = self.once.settled = self.once.checkpoint = self._on_disk
@@ -118,6 +125,9 @@ class Part:
     def close(self) -> None:
         """What is in memory is in the log, too."""
         with self.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
             if self._writing is not None:
                 self._writing.join()
             self._unmap()
@@ -131,12 +141,18 @@ class Part:
     def open(self, lease: str) -> dict[str, Any]:
         """A trainer takes over."""
         with self.lock:
+            self._check_open()
             self.once.opened(lease)
             self._staged.clear()
             self._write_head()
             return self.about()
 
     def about(self) -> dict[str, Any]:
+        with self.lock:
+            self._check_open()
+            return self._about()
+
+    def _about(self) -> dict[str, Any]:
         return {"spec": to_json(self.spec), "part": self.part, "version": self.once.version,
                 "checkpoint": self.once.checkpoint, "cache_vectors": self.hot.capacity,
                 "cache_found": self.hot.num_found, "cache_asked": self.hot.num_asked,
@@ -167,13 +183,26 @@ class Part:
                                    f"{num_embeddings:,}; make a new one")  # fmt: skip
             if num_embeddings == self.spec.num_embeddings:
                 return
+            spec = replace(self.spec, num_embeddings=num_embeddings)
+            _check_size(spec, self.part)
             self._finish()
-            self.spec = replace(self.spec, num_embeddings=num_embeddings)
+            self.spec = spec
             self._write_head()
             self._unmap()
             self._map_files()
 
+    def check_owner(self, lease: str) -> None:
+        """RefusedError, unless the trainer with this lease has it."""
+        with self.lock:
+            self._owned(lease)
+
+    def _check_open(self) -> None:
+        """Under the lock, before anything is read or written: a closed file's number may be another file's by now."""
+        if self._is_closed:
+            raise ClosedError(f"part {self.part} of the table was closed or dropped meanwhile; open the table again")
+
     def _owned(self, lease: str) -> None:
+        self._check_open()
         if (why := self.once.look(lease, self.once.version)) is not None:
             raise RefusedError(why)
 
@@ -193,6 +222,7 @@ class Part:
     def pooled(self, lease: str, number: int, version: int, since: int) -> tuple[np.ndarray, np.ndarray]:
         """Which of the staged bags have changed since, and what they add up to at this version."""
         with self.lock:
+            self._check_open()
             if (why := self.once.look(lease, version)) is not None:
                 raise RefusedError(why)
             staged = self._of(number)
@@ -232,6 +262,7 @@ class Part:
         header, arrays = unpack(message)
         version, settled = whole(header, "version", 1), whole(header, "settled")
         with self.lock:
+            self._check_open()
             answer = self.once.step(lease, version, settled)
             if isinstance(answer, Refuse):
                 raise RefusedError(answer.reason)
@@ -243,6 +274,7 @@ class Part:
                     self.log.num_bytes > LOG_BYTES or self.hot.num_dirty > DIRTY * self.hot.capacity
                 ):
                     self._checkpoint()
+                self._bound_log()
                 slots, records = self._resident(do.places)
                 records = do.records(records)  # what can go wrong has gone wrong by now
                 body = message if "ids" in arrays or "places" in arrays else self._with_bags(header, arrays)
@@ -253,6 +285,14 @@ class Part:
                                        "go on") from None  # fmt: skip
                 self._put(slots, records, version)
                 self.once.applied(version)
+
+    def _bound_log(self) -> None:
+        """Steps that come faster than checkpoints are written wait; those that nobody ever confirms are refused."""
+        if self.log.num_bytes > 2 * LOG_BYTES:
+            self._checkpoint()
+        if self.log.num_bytes > MOST_LOGS * LOG_BYTES:
+            raise RefusedError(f"the log of part {self.part} has {self.log.num_bytes / 1e6:,.0f} MB of steps that the "
+                               "trainer does not say all parts have; open the table again")  # fmt: skip
 
     def _with_bags(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
         """The step with the bags that it only named: the log must know them."""
@@ -389,6 +429,7 @@ class Part:
             self._checkpoint(anyway=True)
             self._finish()
             num, found, count = self.spec.num_in(self.part), [], 0
+            start = min(start, num)
             for low, high in self._extents(start * _SEAT_BYTES):
                 first, stop = max(start, low // _SEAT_BYTES), min(num, -(-high // _SEAT_BYTES))
                 for at in range(first, stop, 1 << 14):
@@ -659,6 +700,11 @@ class _Writing:
         after = self.given.copy()
         after[:, self.dim] = 1
         return after
+
+
+def _check_size(spec: TableSpec, part: int) -> None:
+    if spec.num_in(part) >= 2**32 - 1:  # what a seat can count
+        raise RefusedError(f"a part of {spec.num_in(part):,} vectors is too large; deal the table to more nodes")
 
 
 def _guard(folder: Path) -> int:

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from headwater.core import codecs
-from headwater.core.access import Grant
+from headwater.core.access import Grant, confirm
 from headwater.core.turns import Turns
 from headwater.data import tablewire, tokenizerfile, wire
 from headwater.data.cores import machine, usable_cores
@@ -637,7 +637,12 @@ class _SessionHost:
         self.weight = 1.0 if grant is None else grant.quota.weight
         self.extractor = node._extractor
         self.store = node._store
-        self.check_serving = node.calls.check_serving
+
+    def check_serving(self) -> None:
+        """A session may last for days, and its token be taken back meanwhile."""
+        self._node.calls.check_serving()
+        if self._grant is not None and self._node.grants is not None:
+            confirm(self._node.grants(), self._grant, time.time())
 
     def check_root(self, url: str) -> None:
         self._node._check_root(url, self._context)

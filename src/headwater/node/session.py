@@ -31,6 +31,7 @@ from headwater.node.rooms import Room
 CODECS = ("raw", "fp16", "bf16")  # for what is trained; int8's error is too large for gradients
 MAX_ROWS = 1 << 20
 MAX_MEASURED_ROWS = 4096
+REF_BYTES = 1024  # of a sample that was asked for: some texts and numbers
 
 
 class Host(Protocol):
@@ -58,6 +59,7 @@ class Opened:
     end: End | None
     codec: str
     max_rows: int
+    ahead_rows: int  # whose pixels it holds for what is to come
     depth: int
     num_measured: int  # rows to measure with; 0 for a session that trains
 
@@ -74,12 +76,31 @@ class Opened:
         check_url(url)
         transforms = Transforms.from_json(about.get("transforms"))
         graph = None if about.get("graph") is None else PrefixGraph.from_json(about["graph"])
+        if transforms.text is not None:
+            raise ConfigError("a training session is about pictures, and these transforms are of texts")
         spec = transforms.pixel_spec if graph is None else transforms.output_spec
         pattern = Chunk(Extraction(url, transforms, None, (spec,)), job[:200], parcel.number("seed"), 0, 0, ())
         end = None if graph is None else graph.end(about.get("end", graph.ends[-1].name))
-        return cls(pattern, graph, end, codec, parcel.number("max_rows", 1, MAX_ROWS),
-                   parcel.number("depth", 1, MAX_UNDER_WAY),
+        max_rows = parcel.number("max_rows", 1, MAX_ROWS)
+        ahead_rows = parcel.number("ahead", 1, MAX_ROWS) if "ahead" in about else max_rows
+        return cls(pattern, graph, end, codec, max_rows, ahead_rows, parcel.number("depth", 1, MAX_UNDER_WAY),
                    parcel.number("measure", 0, MAX_MEASURED_ROWS))  # fmt: skip
+
+    @property
+    def most_rows(self) -> int:
+        """Of one part of a batch."""
+        return max(self.max_rows, self.num_measured)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """What its inputs take: those under way, and those for what is to come."""
+        most = max(self.ahead_rows, self.most_rows) + self.depth * self.most_rows
+        return most * self.pattern.extraction.boundary[0].row_bytes + self.most_asked * REF_BYTES
+
+    @property
+    def most_asked(self) -> int:
+        """Samples that may be asked for and not forwarded yet: two batches, and a part."""
+        return 2 * self.ahead_rows + self.most_rows
 
 
 def _training() -> Any:
@@ -91,6 +112,19 @@ def _training() -> Any:
                            f"'headwater[node-train]' there, or cut at the input ({error})") from None  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A part of a batch to come."""
+
+    epoch: int
+    refs: tuple[SampleRef, ...]
+    needs_pixels: bool  # not all that frozen layers make of it was kept
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(ref.id for ref in self.refs)
+
+
 class Session:
     """One call of a trainer."""
 
@@ -100,9 +134,7 @@ class Session:
         self._prefix: Any = None
         self._meeting = Meeting(exchange, self._fetch)
         self._weight_bytes = 0
-        self._asked: dict[
-            int, tuple[tuple[int, ...], bool]
-        ] = {}  # by key: samples, and whether pixels are made of them
+        self._asked: dict[int, _Asked] = {}  # by key
 
     def run(self) -> None:
         opened = Opened.of(self._exchange.take())
@@ -110,26 +142,32 @@ class Session:
         self._host.check_root(chunk.extraction.url)
         with ExitStack() as stack:
             pixels = Pixels(self._host.extractor, lambda: self._host.store(chunk.extraction.url), chunk,
-                            lambda: self._exchange.is_gone, self._host.weight)  # fmt: skip
+                            lambda: self._exchange.is_gone, self._host.weight, opened.ahead_rows)  # fmt: skip
             stack.callback(pixels.close)
             self._pixels, self._opened = pixels, opened
-            if opened.graph is not None:
-                training = _training()
-                training.use_threads(self._host.num_threads)
-                rows = opened.num_measured or opened.max_rows
+            self._wait_for(stack.enter_context(self._host.room(self._need_bytes(opened))))
+            if opened.graph is not None and not opened.num_measured:
                 assert opened.end is not None
-                need = training.need_bytes(opened.graph, opened.end, rows, opened.depth, self._keeps(opened))
-                room = stack.enter_context(self._host.room(need))
-                self._wait_for(room)
-                if not opened.num_measured:
-                    self._prefix = training.TrainedPrefix(opened.graph, opened.end, opened.codec, self._keeps(opened))
-                    stack.callback(self._let_go)
+                self._prefix = _training().TrainedPrefix(opened.graph, opened.end, opened.codec, self._keeps(opened),
+                                                         opened.depth)  # fmt: skip
+                stack.callback(self._let_go)
             self._exchange.send(Parcel("ready"))
             while True:
                 try:
                     self._do(self._exchange.take())
                 except DroppedError:
                     self._drop()
+
+    def _need_bytes(self, opened: Opened) -> int:
+        """What the session takes of the node's memory at most."""
+        if opened.graph is None:
+            return opened.pixel_bytes
+        training = _training()
+        training.use_threads(self._host.num_threads)
+        ends = opened.graph.ends if opened.num_measured else (opened.end,)  # what is measured runs to each of them
+        rows, keeps = opened.num_measured or opened.max_rows, self._keeps(opened)
+        most = max(training.need_bytes(opened.graph, end, rows, opened.depth, keeps) for end in ends)
+        return opened.pixel_bytes + int(most)
 
     @staticmethod
     def _keeps(opened: Opened) -> bool:
@@ -166,14 +204,18 @@ class Session:
     def _drop(self) -> None:
         self._pixels.forget()
         self._asked.clear()
+        self._weight_bytes = 0
         if self._prefix is not None:
             self._prefix.drop()
 
     def _fetch(self, parcel: Parcel) -> None:
         samples = parcel.about.get("samples")
-        most = max(self._opened.max_rows, self._opened.num_measured)
+        most = self._opened.most_rows
         if not isinstance(samples, list) or not 0 < len(samples) <= most:
             raise ConfigError(f"a part of a batch has 1 to {most} samples")
+        asked = sum(len(each.refs) for each in self._asked.values())
+        if asked + len(samples) > self._opened.most_asked:
+            raise ConfigError(f"{asked:,} samples were asked for already; {self._opened.most_asked:,} at most are held")
         refs = tuple(SampleRef.from_json(each) for each in samples)
         key, ids = parcel.number("key"), tuple(ref.id for ref in refs)
         if key in self._asked or len(self._asked) >= MAX_AHEAD:
@@ -181,7 +223,7 @@ class Session:
         needs_pixels = self._prefix is None or not self._prefix.has_kept(ids)
         if needs_pixels:
             self._pixels.fetch(key, parcel.number("epoch"), refs)
-        self._asked[key] = ids, needs_pixels
+        self._asked[key] = _Asked(parcel.number("epoch"), refs, needs_pixels)
 
     def _trains(self) -> Any:
         if self._prefix is None:
@@ -211,7 +253,11 @@ class Session:
         key = parcel.number("key")
         if key not in self._asked:
             raise ConfigError(f"part {key} of a batch was not asked for")
-        ids, needs_pixels = self._asked.pop(key)
+        asked = self._asked.pop(key)
+        ids, needs_pixels = asked.ids, asked.needs_pixels
+        if not needs_pixels and not self._trains().has_kept(ids):  # weights of frozen layers have changed since
+            self._pixels.fetch(key, asked.epoch, asked.refs)
+            needs_pixels = True
         rows = self._pixels.take(key) if needs_pixels else None
         if (pause_s := self._host.pause_s(len(ids))) > 0:
             time.sleep(min(pause_s, 60.0))

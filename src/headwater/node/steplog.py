@@ -25,6 +25,7 @@ class StepLog:
         self._path, self._old = path, path.with_name(f"{path.name}.old")
         self._lock = threading.Lock()
         self._written = self._synced = 0  # counted in appends
+        self._is_closed = False
         self._open()
 
     def _open(self) -> None:
@@ -53,6 +54,8 @@ class StepLog:
     def sync(self) -> None:
         """With the disk: a power cut loses it no more."""
         with self._lock:
+            if self._is_closed:  # which did it
+                return
             written = self._written
             if self._synced < written:
                 os.fdatasync(self._file)
@@ -101,7 +104,13 @@ class StepLog:
                 os.close(file)
 
     def close(self) -> None:
-        os.close(self._file)
+        with self._lock:
+            self._is_closed = True
+            try:
+                if self._synced < self._written:
+                    os.fdatasync(self._file)
+            finally:
+                os.close(self._file)
 
 
 def _scan(file: int) -> Iterator[tuple[int, int, int]]:

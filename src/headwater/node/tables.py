@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from headwater.core.table import MAX_PARTS, TableSpec
 from headwater.data import tablewire
 from headwater.data.tablewire import UNKNOWN_TABLE, bags_of, pack, places, unpack, whole
 from headwater.errors import ConfigError, RefusedError
-from headwater.node.part import Part
+from headwater.node.part import ClosedError, Part
 
 LEAST_CACHE_BYTES = 1 << 20  # of a part's vectors in memory
 MAX_OPEN = 1024  # parts; each has files open
@@ -67,7 +68,7 @@ class Tables:
             yield self._opened(folder, header, grant)
             return
         if what == "drop":
-            self._drop(folder)
+            self._drop(folder, tablewire.text(header, "lease"))
             yield pack({})
             return
         lease, part = tablewire.text(header, "lease"), self._part(folder)
@@ -86,10 +87,17 @@ class Tables:
         elif what == "fetch":
             yield _pooled(part, lease, header)
         else:
-            yield from self._seldom(folder, what, part, lease, header, arrays)
+            yield from self._seldom(folder, what, part, lease, header, arrays, grant)
 
     def _seldom(
-        self, folder: Path, what: Any, part: Part, lease: str, header: dict[str, Any], arrays: dict[str, np.ndarray]
+        self,
+        folder: Path,
+        what: Any,
+        part: Part,
+        lease: str,
+        header: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        grant: Grant | None,
     ) -> Iterator[bytes]:
         if what == "read":
             where = places(arrays, "places")
@@ -104,13 +112,15 @@ class Tables:
             yield pack(part.about())
         elif what == "grow":
             num = whole(header, "num_embeddings", 1)
-            self._check_room(part.folder, (num // part.spec.num_parts + 1) * part.spec.vector_bytes, None)
-            part.grow(lease, num)
+            with self._lock:  # what others make meanwhile counts, too
+                self._check_room(folder, replace(part.spec, num_embeddings=num).part_bytes(part.part), grant)
+                part.grow(lease, num)
             yield pack(part.about())
         elif what == "close":
             part.settle(lease)
             with self._lock:
-                if self._open.get(folder) is part:
+                # Unless another trainer has taken it over since.
+                if self._open.get(folder) is part and part.once.lease == lease:
                     self._shut(folder)
             yield pack({})
         elif what == "about":
@@ -119,6 +129,13 @@ class Tables:
             raise ConfigError(f"a message about a table asks for {str(what)[:40]!r}, which there is not")
 
     def _opened(self, folder: Path, header: dict[str, Any], grant: Grant | None) -> bytes:
+        while True:
+            try:
+                return self._open_once(folder, header, grant)
+            except ClosedError:  # by whoever had it before, in this very moment
+                continue
+
+    def _open_once(self, folder: Path, header: dict[str, Any], grant: Grant | None) -> bytes:
         lease = tablewire.text(header, "lease")
         spec = from_json(TableSpec, header.get("spec"), "the table")
         number = whole(header, "part", 0, spec.num_parts - 1)
@@ -173,10 +190,12 @@ class Tables:
         self._open.pop(folder).close()
         self._caches.pop(folder)
 
-    def _drop(self, folder: Path) -> None:
+    def _drop(self, folder: Path, lease: str) -> None:
         with self._lock:
-            if folder in self._open:
+            if (part := self._open.get(folder)) is not None:
+                part.check_owner(lease)
                 self._shut(folder)
+            (folder / "table.json").unlink(missing_ok=True)  # without it, the rest is nothing
             shutil.rmtree(folder, ignore_errors=True)
             for each in (folder.parent, folder.parent.parent):
                 if each != self.folder:

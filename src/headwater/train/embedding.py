@@ -128,6 +128,8 @@ class EmbeddingBag(nn.Module):
             if _weight is not None:
                 self.load_tensor(_weight)
         except BaseException:
+            if "table" in self.__dict__:
+                self.table.close()
             self._end_node()
             raise
 
@@ -184,17 +186,22 @@ class EmbeddingBag(nn.Module):
 
     def ahead(self, batches: Iterable[_Item], pick: Callable[[_Item], Any], depth: int = 1) -> Iterator[_Item]:
         """The batches, each prefetched `depth` before its turn; `pick` says with what arguments it will be called."""
-        waiting: list[_Item] = []
-        for batch in batches:
-            picked = pick(batch)
-            self.prefetch(*(picked if isinstance(picked, tuple) else (picked,)))
-            waiting.append(batch)
-            if len(waiting) > depth:
-                yield waiting.pop(0)
-        yield from waiting
+        waiting: list[tuple[_Item, tuple[Any, ...]]] = []
+        try:
+            for batch in batches:
+                picked = pick(batch)
+                waiting.append((batch, picked if isinstance(picked, tuple) else (picked,)))
+                self.prefetch(*waiting[-1][1])
+                if len(waiting) > depth:
+                    yield waiting.pop(0)[0]
+            while waiting:
+                yield waiting.pop(0)[0]
+        finally:
+            for _, asked in waiting:  # a loop that was left early: nodes would bring these along for ever
+                self._way.unstage(self._bags(*asked)[0])
 
     def _bags(
-        self, given: torch.Tensor, offsets: torch.Tensor | None, weights: torch.Tensor | None
+        self, given: torch.Tensor, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None
     ) -> tuple[Bags, np.ndarray, np.ndarray]:
         if given.dtype not in (torch.int64, torch.int32):
             raise ConfigError(f"ids are {given.dtype}; they must be int64 or int32")

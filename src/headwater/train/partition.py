@@ -141,9 +141,10 @@ class PartitionJob:
         self._learning = [id(each) for each in self._work.trainable]
         self._dtype = captured.example[0].dtype
         self._labels: Tensor | None = None
-        max_rows = -(-2 * batch_size // self.num_micro)
+        # Of a part. Twice as many where nodes compute: what they reserve leaves out what operators need for a moment.
+        max_rows = -(-(1 if prefix is None else 2) * batch_size // self.num_micro)
         about = {"training": TRAINING, "url": samples.url, "transforms": transforms.to_json(), "seed": seed,
-                 "codec": plan.codec, "job": f"partition-{os.getpid()}", "max_rows": max_rows,
+                 "codec": plan.codec, "job": f"partition-{os.getpid()}", "max_rows": max_rows, "ahead": batch_size,
                  "depth": min(plan.depth, self.num_micro), "measure": 0,
                  "graph": None if prefix is None else prefix.graph.to_json()}  # fmt: skip
         tensors = {} if prefix is None else prefix.tensors
@@ -265,9 +266,11 @@ class PartitionJob:
         while left:
             try:
                 peer, said = self._replicas.events.get(timeout=1.0)
-            except queue.Empty as error:
-                if time.monotonic() > deadline:
-                    raise UnreachableError(f"{next(iter(left.values())).name} does not answer a check") from error
+            except queue.Empty:
+                if time.monotonic() > deadline:  # as one that dies in a step: the others go on
+                    for peer in left.values():
+                        self._replicas.lose(peer, UnreachableError(f"{peer.name} does not answer a check"))
+                    left.clear()
                 continue
             if self._replicas.peers.get(peer.number) is not peer:
                 continue
@@ -276,7 +279,7 @@ class PartitionJob:
                 left.pop(peer.number, None)
                 if not is_passing(said):
                     raise said
-            elif said.kind == "checked":
+            elif said.kind == "checked" and said.about.get("version") == peer.version:  # not of a check that was ended
                 left.pop(peer.number, None)
                 if said.about.get("sum") != wanted:
                     raise DamagedError(
@@ -542,6 +545,9 @@ def partition(
     pipeline, rest = read_transforms(transforms)
     if rest:
         raise ConfigError("some transforms can't run near the data, and here the model begins there; use ones that can")
+    if pipeline.text is not None:
+        raise ConfigError("partition trains on pictures, and these transforms are of texts; keep what is frozen of the "
+                          "model near them with headwater.near, or train it all here")  # fmt: skip
     url, progress = full_url(os.fspath(data)), Progress()
     with ExitStack() as stack:
         if nodes is None and (cut == "none" or (plan is not None and plan.place == TRAINER)):
@@ -577,10 +583,15 @@ def partition(
         plan.check(len(clients), len(all_cuts))
         if plan.place == TRAINER and holdings is not None and holdings.is_split:
             raise ConfigError("the pictures lie on nodes' own disks, so that they can't be read here; choose a cut")
-        return PartitionJob(model, captured, all_cuts, find_cut(all_cuts, plan.cut_index), plan, samples, holdings,
-                            pipeline, clients, stack.pop_all(), batch_size=batch_size, seed=seed, shuffle=shuffle,
-                            drop_last=drop_last, reduction=reduction, patience_s=patience_s,
-                            check_every=check_every, ranking=ranking)  # fmt: skip
+        resources = stack.pop_all()
+        try:
+            return PartitionJob(model, captured, all_cuts, find_cut(all_cuts, plan.cut_index), plan, samples, holdings,
+                                pipeline, clients, resources, batch_size=batch_size, seed=seed, shuffle=shuffle,
+                                drop_last=drop_last, reduction=reduction, patience_s=patience_s,
+                                check_every=check_every, ranking=ranking)  # fmt: skip
+        except BaseException:  # nobody gets the job that would end them
+            resources.close()
+            raise
 
 
 def _signature(peers: Mapping[int, Peer]) -> tuple[tuple[int, int], ...]:

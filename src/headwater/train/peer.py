@@ -86,8 +86,8 @@ class Peer:
                 item = self._reader.read_chunk()
                 self.heard = time.monotonic()
                 said = item.app_metadata.to_pybytes() if item.app_metadata else b""
-                self.received_bytes += len(said) + (item.data.nbytes if item.data is not None else 0)
                 parcel = Parcel.from_batch(item.data, said)
+                self.received_bytes += len(said) + item.data.nbytes  # of a batch that was found to be whole
                 if parcel.kind == "error":
                     raise self._theirs(parcel)
                 if parcel.kind != "beat":

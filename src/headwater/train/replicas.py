@@ -79,7 +79,7 @@ class Replicas:
             self._take_joined()
             if self.peers:
                 return dict(self.peers)
-            why = next(iter(self._why.values()), None)
+            why = next(iter(list(self._why.values())), None)  # a list: others add to it meanwhile
             if why is not None and not isinstance(why, PASSING):
                 raise why
             if time.monotonic() > deadline:
@@ -180,6 +180,8 @@ class Replicas:
             while not own.empty():  # what came in between
                 self.events.put(own.get())
             with self._lock:
+                if self._closed:  # nobody else would hang up
+                    raise UnreachableError("the job is closed")
                 self._joined.append(peer)
         except HeadwaterError as error:
             self._why[number] = error

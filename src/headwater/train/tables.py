@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -87,7 +88,8 @@ class Line:
         """When what was asked is answered, or at once if the node is away."""
         self._calls.put(None)
         self._closed.set()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # which may be who finds that nobody has the table any more
+            self._thread.join()
         self.client.close()
 
     def _work(self) -> None:
@@ -169,6 +171,8 @@ class Table:
         self._numbers = itertools.count(1)
         lease = uuid.uuid4().hex
         self.lines = [Line(client, name, part, lease, patience_s) for part, client in enumerate(clients)]
+        # Also when the process ends without it: a step that was begun, like a loop's last one, is not lost.
+        self._hang_up = weakref.finalize(self, _close, self.lines)
         try:
             opened = self._all({"what": "open", "spec": to_json(spec), "make": True, "cache_bytes": cache_bytes})
             self.spec = from_json(TableSpec, opened[0]["spec"], f"the table {name}")
@@ -187,9 +191,8 @@ class Table:
         target = meeting(stands)
         if target is None:
             raise RefusedError(f"the parts of table {self.name} are at versions {[each for each, _ in stands]} and "
-                               "can't "
-                               "meet: files of one were replaced or lost; drop the table, and load a saved "
-                               "one")  # fmt: skip
+                               "can't meet: files of one were replaced or lost; give the table another name, and load "
+                               "a saved one into it")  # fmt: skip
         self.go_back(target)
         return target
 
@@ -214,12 +217,25 @@ class Table:
         self._staged[number] = self._send(number, bags, pooled)
         return True
 
+    def unstage(self, bags: Bags) -> None:
+        """They won't be asked for after all."""
+        for number in [number for number, each in self._staged.items() if each.bags.equals(bags)][:1]:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        del self._staged[number]
+        self.ahead.take(number)
+
     def pooled(self, bags: Bags) -> tuple[Batch, np.ndarray]:
         """What these bags add up to now."""
         batch = next((each for each in self._staged.values() if each.bags.equals(bags)), None)
         if batch is None:
             batch = self._send(next(self._numbers), bags, True)
         else:
+            for number in list(self._staged):  # what was staged before it was passed over, and won't be asked for
+                if number == batch.number:
+                    break
+                self._forget(number)
             del self._staged[batch.number]
             what = self.ahead.take(batch.number)
             if not isinstance(what, Take):
@@ -376,8 +392,13 @@ class Table:
                 self.settle()
                 self._all({"what": "close"})
         self.is_open = False
-        for line in self.lines:
-            line.close()
+        self._hang_up()
+
+
+def _close(lines: Sequence[Line]) -> None:
+    for line in lines:
+        line.patience_s = min(line.patience_s, CLOSE_WITHIN_S)
+        line.close()
 
 
 def _put(line: Line, header: dict[str, Any], arrays: dict[str, np.ndarray], forgot: bool) -> bytes:

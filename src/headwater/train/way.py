@@ -63,6 +63,15 @@ class Way:
             return True
         return False
 
+    def unstage(self, bags: Bags) -> None:
+        """What was staged won't be asked for."""
+        for place, (staged, sorting) in enumerate(self._sorted):
+            if staged.equals(bags):
+                del self._sorted[place]
+                bags = _each(sorting)
+                break
+        self._table.unstage(bags)
+
     def pooled(self, bags: Bags) -> tuple[Went, np.ndarray]:
         if self._travels == "auto" and self._trial is None:
             spec = self._table.spec

@@ -33,6 +33,7 @@ _NUMBERS: Mapping[str, Callable[..., Any]] = {
     "py.floordiv": operator.floordiv,
 }  # fmt: skip
 _BIGGEST = 2**63
+MAX_PIECES = 4096  # that an operator may cut a tensor into: each is an object, however small it is
 AT_ONCE = 4  # values of a frozen part that are alive together, each taken for as large as the largest
 
 
@@ -45,6 +46,8 @@ def _counted(name: str) -> Callable[..., Any]:
     work = _NUMBERS[name]
 
     def run(*args: Any) -> Any:
+        if name != "py.getitem" and not all(isinstance(each, int | float) for each in args):
+            raise ConfigError(f"{name} is for numbers; lists and texts could be made to fill any memory")
         found = work(*args)
         if isinstance(found, int) and not -_BIGGEST <= found < _BIGGEST:
             raise ConfigError(f"{name} gives a number beyond 64 bits")
@@ -53,11 +56,39 @@ def _counted(name: str) -> Callable[..., Any]:
     return run
 
 
+def _pieces(tensor: Tensor, size: int, dim: int) -> None:
+    if size > 0 and -(-tensor.shape[dim] // size) > MAX_PIECES:
+        raise ConfigError(f"a tensor in {tensor.shape[dim]:,} along its dimension {dim} would be cut into more than "
+                          f"{MAX_PIECES:,} pieces")  # fmt: skip
+
+
+def _split(tensor: Tensor, split_size: int, dim: int = 0) -> Any:
+    _pieces(tensor, split_size, dim)
+    return torch.ops.aten.split.Tensor(tensor, split_size, dim)
+
+
+def _chunk(tensor: Tensor, chunks: int, dim: int = 0) -> Any:
+    _pieces(tensor, max(1, -(-tensor.shape[dim] // max(1, chunks))), dim)
+    return torch.ops.aten.chunk.default(tensor, chunks, dim)
+
+
+def _unbind(tensor: Tensor, dim: int = 0) -> Any:
+    _pieces(tensor, 1, dim)
+    return torch.ops.aten.unbind.int(tensor, dim)
+
+
+_CUTTING: Mapping[str, Callable[..., Any]] = {
+    "aten.split.Tensor": _split, "aten.chunk.default": _chunk, "aten.unbind.int": _unbind,
+}  # fmt: skip
+
+
 def _resolve(name: str) -> Callable[..., Any]:
     if name in _NUMBERS:
         return _counted(name)
     if name == "aten.sym_size.int":
         return _size
+    if name in _CUTTING:
+        return _CUTTING[name]
     _, packet, overload = name.split(".")
     try:
         found: Callable[..., Any] = getattr(getattr(torch.ops.aten, packet), overload)
@@ -171,10 +202,13 @@ def footprint(graph: PrefixGraph, end: End, num_rows: int) -> tuple[int, int]:
 
     ConfigError if it can't run, or gives something else than it says.
     """
-    weights = empty_weights(graph, end, "meta")
+    try:
+        weights = empty_weights(graph, end, "meta")
+        inputs = [torch.empty((num_rows, *spec.shape), dtype=getattr(torch, spec.dtype), device="meta")
+                  for spec in graph.inputs]  # fmt: skip
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise ConfigError(f"the prefix has a tensor that no memory holds: {_first_line(error)}") from error
     weight_bytes = sum(each.numel() * each.element_size() for each in weights.values())
-    inputs = [torch.empty((num_rows, *spec.shape), dtype=getattr(torch, spec.dtype), device="meta")
-              for spec in graph.inputs]  # fmt: skip
     alive: list[Any] = list(inputs)
     passing: dict[int, int] = {}  # bytes of what the frozen part makes, which is soon let go of
     staying: dict[int, int] = {}  # of what the backward pass may need

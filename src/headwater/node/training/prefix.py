@@ -46,15 +46,15 @@ def need_bytes(graph: PrefixGraph, end: End, num_rows: int, depth: int, keeps: b
 class TrainedPrefix:
     """One replica."""
 
-    def __init__(self, graph: PrefixGraph, end: End, codec: str, keeps: bool) -> None:
-        """`keeps` what frozen layers make of samples: each epoch has the same pixels."""
+    def __init__(self, graph: PrefixGraph, end: End, codec: str, keeps: bool, depth: int) -> None:
+        """`keeps` what frozen layers make of samples: each epoch has the same pixels. `depth` micro-batches at once."""
         self._kept = Kept() if keeps and num_frozen(graph, end) else None
         self._codec = codec
         self._graph, self._end = graph, end
         self._used = graph.used(end)
         self._weights = empty_weights(graph, end, "cpu")
         self._built = Built(graph, end, self._weights)
-        self._state = Replica()
+        self._state = Replica(depth=depth)
         self._staged: dict[str, np.ndarray] = {}
         self._under_way: dict[int, list[Tensor]] = {}  # of each micro-batch what gets gradients
         self._learning: Boundary = ()  # what that is, of the boundary
