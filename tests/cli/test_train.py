@@ -40,7 +40,12 @@ def undisturbed(command, pictures):
 
 
 def test_a_run_leaves_a_model_a_checkpoint_and_its_metrics(undisturbed):
-    assert sorted(path.name for path in undisturbed.iterdir()) == ["checkpoint.pt", "metrics.jsonl", "model.pt"]
+    assert sorted(path.name for path in undisturbed.iterdir()) == [
+        "checkpoint.pt",
+        "metrics.jsonl",
+        "model.pt",
+        "run.json",
+    ]
     lines = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(EPOCHS))
     assert set(lines[0]) == {"epoch", "loss", "pictures_per_s", "bytes_per_picture", "skipped", "tiers"}
@@ -74,7 +79,10 @@ def test_ctrl_c_leaves_a_checkpoint_and_nothing_else_and_resume_ends_the_same(co
     assert "go on with --resume" in out
     assert "Traceback" not in out + err
     assert not any(Path(f"/proc/{pid}").exists() for pid in nodes)
-    assert [path.name for path in output.iterdir() if path.name != "metrics.jsonl"] == ["checkpoint.pt"]
+    assert sorted(path.name for path in output.iterdir() if path.name != "metrics.jsonl") == [
+        "checkpoint.pt",
+        "run.json",
+    ]
 
     done = command("train", job, "--resume")
     assert done.returncode == 0, done.err
