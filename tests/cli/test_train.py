@@ -40,12 +40,8 @@ def undisturbed(command, pictures):
 
 
 def test_a_run_leaves_a_model_a_checkpoint_and_its_metrics(undisturbed):
-    assert sorted(path.name for path in undisturbed.iterdir()) == [
-        "checkpoint.pt",
-        "metrics.jsonl",
-        "model.pt",
-        "run.json",
-    ]
+    names = sorted(path.name for path in undisturbed.iterdir())
+    assert names == ["checkpoint.pt", "metrics.jsonl", "model.pt", "plans.json", "run.json"]
     lines = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(EPOCHS))
     assert set(lines[0]) == {"epoch", "loss", "pictures_per_s", "bytes_per_picture", "skipped", "tiers"}
