@@ -162,7 +162,10 @@ def the_first(chunk):
     ids=["all", "own disks", "own node", "all, and everybody seems slow", "own disks, and everybody seems slow",
          "two ends", "own node that helps out"],
 )  # fmt: skip
-@pytest.mark.parametrize(("num_chunks", "window", "per_node", "depth"), [(3, 2, 1, 7), (3, 2, 2, 6), (2, 1, 1, 8)])
+@pytest.mark.parametrize(
+    ("num_chunks", "window", "per_node", "depth"),
+    [(3, 2, 1, 7), (3, 2, 2, 6), (2, 1, 1, 7), pytest.param(2, 1, 1, 8, marks=pytest.mark.slow)],
+)
 def test_every_history_of_a_small_world_keeps_the_promises(
     num_chunks, window, per_node, depth, slow, able, is_own, tail, monkeypatch
 ):

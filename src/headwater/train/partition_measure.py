@@ -29,7 +29,7 @@ from headwater.data.pixels import pixels_of
 from headwater.data.samples import SampleRef, Samples
 from headwater.data.store import open_store
 from headwater.data.transforms import Transforms
-from headwater.data.wire import Chunk, Extraction
+from headwater.data.wire import MAX_BLOB_BYTES, Chunk, Extraction
 from headwater.errors import ConfigError, DamagedError, DataError, HeadwaterError
 from headwater.model.capture import Captured
 from headwater.model.flow import flow, uses_batch_statistics
@@ -188,7 +188,7 @@ def _together(clients: Sequence[NodeClient], links: Sequence[tuple[float, float,
         return links[0][:2]
     found = []
     for way, move in ((0, NodeClient.download), (1, NodeClient._upload)):
-        amounts = [max(1 << 16, int(link[way] * LINK_S)) for link in links]
+        amounts = [min(MAX_BLOB_BYTES, max(1 << 16, int(link[way] * LINK_S))) for link in links]  # of fast links: less
         with ThreadPoolExecutor(len(clients)) as pool:
             start = time.perf_counter()
             list(pool.map(partial(_move, move), clients, amounts))
