@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +38,7 @@ from headwater.data.transforms import (
 )
 
 BATCH = 32
+NUM_STEPS = 20  # that are measured alone
 NUM_CLASSES = 100
 _VALUES = [ToFloat(), Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
 PIPELINES = {
@@ -155,8 +156,9 @@ class Trainer:
         """Each stage with nothing beside it, in seconds a picture: the step, this machine's preprocessing, the nodes';
         and what taking pixels from nodes costs here."""
         job = self._jobs[CPU]
-        x, y = next(iter(job.loader))
-        step_s = statistics.median(self._timed(x, y) for _ in range(20)) / len(y)
+        # Other pictures each time, as in an epoch: those of the step before would still be in the processor's cache.
+        batches = list(islice(job.loader, NUM_STEPS))
+        step_s = statistics.median(self._timed(x, y) / len(y) for x, y in batches)
         cpu_s, _ = self._drained(job)
         job.adopt(near_plan(job.cuts[0], chunk_rows=BATCH, node_batch=BATCH))
         node_s, receive_s = self._drained(job)

@@ -17,6 +17,7 @@ class Failing:
 
     name = "failing"
     is_waiting = False
+    rows_came_s = 0.0
 
     def __init__(self, times, error=StoreError):
         self.times, self.error, self.asked = times, error, 0
@@ -106,6 +107,26 @@ def test_nodes_that_live_and_send_nothing_end_the_epoch_after_a_long_while(monke
     with pytest.raises(HeadwaterError, match=r"no rows have come for .* can they read the data"):
         run(Silent(0), patience_s=0.02)
     assert "silent has chunks 0" in caplog.text
+
+
+def test_a_chunk_may_take_any_time_as_long_as_rows_of_it_come(monkeypatch):
+    monkeypatch.setattr(feed, "late_after_s", lambda *seen: 0.001)
+    looked = threading.Semaphore(0)
+
+    class Slow(Failing):
+        """One whose rows come one by one, the whole chunk after fifty looks at it."""
+
+        @property
+        def rows_came_s(self):
+            looked.release()
+            return time.monotonic()
+
+        def rows(self, chunk, stopped):
+            for _ in range(50):
+                assert looked.acquire(timeout=60)
+            return super().rows(chunk, stopped)
+
+    assert run(Slow(0), patience_s=1e-9) == [0, 1, 2]
 
 
 def test_a_node_that_is_back_need_not_wait_for_one_that_is_not(monkeypatch):

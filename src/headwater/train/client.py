@@ -56,6 +56,7 @@ class NodeClient:
         self._calibrations: dict[str, wire.Calibrate] = {}  # what it may need to be asked again
         self.received_bytes = 0  # of rows, as they come in
         self._is_waiting = False  # for memory on the node; said once
+        self.rows_came_s = 0.0  # when, by time.monotonic
         self.trace: Trace | None = None  # what is told of chunks that ask for it
         self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
         self._lock = threading.RLock()  # the garbage collector may end a stream anywhere, also in here
@@ -246,7 +247,7 @@ class NodeClient:
         gathering = Gathering(chunk, want.boundary)
         inbox = self._inbox if chunk.hand_over else None
         ticket, asked_s, spans = replace(chunk, hand_over=inbox is not None).dumps(), time.perf_counter(), None
-        num_bytes = len(ticket)
+        num_bytes, seen = len(ticket), 0
         # Arrow's buffers can't be written to, which torch wants to be able to; of pixels, other arrays are made.
         is_pixels = want.prefix is None and not want.sends_input
         with self._plain_errors(), self._reading(ticket, stopped) as reader:
@@ -271,6 +272,8 @@ class NodeClient:
                     self._tell_wait(wire.unpack_waiting(said))
                 elif item.data.num_rows:
                     self._is_waiting = False
+                if gathering.num_seen > seen:
+                    seen, self.rows_came_s = gathering.num_seen, time.monotonic()
         if spans is not None and self.trace is not None:
             self.trace.add_far(self._place, chunk.index, asked_s, time.perf_counter(), spans)
         return gathering.reply(num_bytes)

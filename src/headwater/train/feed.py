@@ -143,6 +143,9 @@ class Feed:
         now = time.monotonic()
         if len(self._down) == len(self._workers) or any(worker.is_waiting for worker in self._workers.values()):
             return now, now  # that is said elsewhere
+        # A chunk may take as long as it likes while rows of it come.
+        since = max(since, *(worker.rows_came_s for worker in self._workers.values()))
+        told = max(told, since)
         if now - told > self._patience_s:
             told = now
             out = {name: sorted(self._machine.out_on(name)) for name in self._workers}

@@ -24,6 +24,7 @@ class HostWorker:
 
     name = "host"
     is_waiting = False
+    rows_came_s = 0.0
 
     def __init__(self, store: Store, num_threads: int | None = None, *, beside_nodes: bool = False) -> None:
         """`beside_nodes`, whose rows come over the same link: reads that crowd it become fewer."""

@@ -50,6 +50,10 @@ class OwnNode:
     def is_waiting(self) -> bool:
         return self._client.is_waiting
 
+    @property
+    def rows_came_s(self) -> float:
+        return self._client.rows_came_s
+
     def needs(self, digest: str, path: Path) -> None:
         """The prefix that `prepare` makes sure of from now on."""
         with self._lock:

@@ -38,6 +38,10 @@ class Worker(Protocol):
     def is_waiting(self) -> bool:
         """Does it wait for something by its own word, so that silence is no fault?"""
 
+    @property
+    def rows_came_s(self) -> float:
+        """When rows last came, of a chunk that is not yet whole, too, by time.monotonic; 0 if it can't tell."""
+
     def prepare(self) -> None:
         """Answer, or raise: called before the first chunk and whenever the worker was taken for dead."""
 
@@ -54,7 +58,7 @@ class Gathering:
     def __init__(self, chunk: Chunk, boundary: Boundary) -> None:
         self._place = {ref.id: place for place, ref in enumerate(chunk.samples)}
         count = len(chunk.samples)
-        self._seen = np.zeros(count, bool)
+        self._seen, self._num_seen = np.zeros(count, bool), 0
         self._good = np.zeros(count, bool)
         self._bad: list[Bad] = []
         self._boundary = boundary
@@ -77,6 +81,11 @@ class Gathering:
         self._places([each.sample for each in bad])
         self._bad += bad
 
+    @property
+    def num_seen(self) -> int:
+        """Samples that have come so far, with a row or with the reason why they have none."""
+        return self._num_seen
+
     def reply(self, num_bytes: int = 0) -> Reply:
         """The whole chunk."""
         if missing := int((~self._seen).sum()):
@@ -98,4 +107,5 @@ class Gathering:
         if self._seen[places].any() or len(set(places)) != len(places):
             raise DamagedError("a row arrived twice")
         self._seen[places] = True
+        self._num_seen += len(places)
         return places
