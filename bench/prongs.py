@@ -78,7 +78,7 @@ def run(*, quick: bool, console: Console) -> Result:
         for pipeline, model in size.cases:
             up.set_cpu("storage", 1.0)
             with up.open("trainer", "bench.twoends:Trainer", env=env, scratch=scratch, node=node.address,
-                         pipeline=pipeline, model=model) as trainer:  # fmt: skip
+                         pipeline=pipeline, model=model, mbit_per_s=MBIT) as trainer:  # fmt: skip
                 for cores in size.devices:
                     up.set_cpu("storage", cores)
                     about = {"pipeline": pipeline, "model": model, "device_cores": cores}

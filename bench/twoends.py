@@ -121,12 +121,12 @@ class Stored(Dataset[tuple[np.ndarray, int]]):
 class Trainer:
     """One model and pipeline at a time, fed in several ways."""
 
-    def __init__(self, scratch: str, node: str, pipeline: str, model: str) -> None:
+    def __init__(self, scratch: str, node: str, pipeline: str, model: str, mbit_per_s: float) -> None:
         keep_blocks()
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self._node, self._url = node, f"s3://{BUCKET}/{pipeline}/plain"
-        self._place = Place(Path(scratch), 0, NUM_CLASSES)
+        self._place, self._mbit_per_s = Place(Path(scratch), 0, NUM_CLASSES), mbit_per_s
         self._pipeline, self._transforms = pipeline, PIPELINES[pipeline]
         self._model = MODELS[pipeline, model]().train()
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
@@ -218,7 +218,7 @@ class Trainer:
         def pixels(data: bytes) -> np.ndarray:
             return self._transforms.pixels(data, "", Draw(0, number, next(counter)))
 
-        place = SimpleNamespace(endpoint=self._place.endpoint, mbit_per_s=float("inf"))
+        place = SimpleNamespace(endpoint=self._place.endpoint, mbit_per_s=self._mbit_per_s)
         return self._floats(wds.batches(place, SimpleNamespace(pixels=pixels), number, f"{self._pipeline}/webdataset/"))
 
     def _plain_loader(self, epoch: int) -> DataLoader[Any]:
