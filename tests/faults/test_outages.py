@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from headwater.core import rhythm
 from headwater.errors import HeadwaterError, StoreError, UnreachableError
 from headwater.train import feed
 from headwater.train.reply import Reply
@@ -103,14 +104,14 @@ class Silent(Failing):
 
 
 def test_nodes_that_live_and_send_nothing_end_the_epoch_after_a_long_while(monkeypatch, caplog):
-    monkeypatch.setattr(feed, "late_after_s", lambda *seen: 0.01)
+    monkeypatch.setattr(rhythm, "late_after_s", lambda *seen: 0.01)
     with pytest.raises(HeadwaterError, match=r"no rows have come for .* can they read the data"):
         run(Silent(0), patience_s=0.02)
     assert "silent has chunks 0" in caplog.text
 
 
 def test_a_chunk_may_take_any_time_as_long_as_rows_of_it_come(monkeypatch):
-    monkeypatch.setattr(feed, "late_after_s", lambda *seen: 0.001)
+    monkeypatch.setattr(rhythm, "late_after_s", lambda *seen: 0.001)
     looked = threading.Semaphore(0)
 
     class Slow(Failing):

@@ -144,7 +144,7 @@ class TwoEnded:
                 self._hand_back(chunk)
         return self._assign()
 
-    def finished(self, worker: str, chunk: int) -> list[Decision]:
+    def finished(self, worker: str, chunk: int, overdue: bool = False) -> list[Decision]:
         """A complete and checked reply; it counts even if its worker was taken for dead meanwhile."""
         if worker in self._out:
             self._out[worker].discard(chunk)
@@ -179,7 +179,7 @@ class TwoEnded:
         self._taken += 1
         return [*self._deliver(), *self._assign()]
 
-    def late(self) -> list[Decision]:
+    def late(self, overdue: bool = False) -> list[Decision]:
         """The loop has waited for a while, and nothing came: who has nothing to do gets what failed there before, or
         else what another one has."""
         decisions = self._assign()

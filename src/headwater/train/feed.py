@@ -14,8 +14,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
-from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Pace, Stop, late_after_s, window_of
+from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Pace, Stop, window_of
 from headwater.core.prongs import TwoEnded
+from headwater.core.rhythm import Rhythm
 from headwater.data.wire import Chunk
 from headwater.errors import (
     ConfigError,
@@ -88,8 +89,7 @@ class Feed:
         self._own, self._tail_first = own, num_chunks if tail is None else tail[0]
         self._tail_chunks = num_chunks - self._tail_first
         self._num_of_tail, self._tail_made = 0, self._begun  # by nodes, and when the last of them
-        self._first = 0.0  # when the first reply came
-        self._done: dict[str, tuple[int, float]] = {}  # worker → its replies so far, and when the last one came
+        self._rhythm = Rhythm()
         self._wake = threading.Condition()
         self._tasks: dict[str, queue.SimpleQueue[int | None]] = {name: queue.SimpleQueue() for name in workers}
         self._kept: dict[int, Reply] = {}
@@ -119,8 +119,8 @@ class Feed:
             while True:
                 with self._wake:
                     since = told = time.monotonic()
-                    while not self._wake.wait_for(self._has_news, timeout=self._late_after_s()):
-                        self._carry_out(self._machine.late())
+                    while not self._wake.wait_for(self._has_news, timeout=self._rhythm.late_after_s):
+                        self._carry_out(self._machine.late(self._are_overdue()))
                         since, told = self._silent(since, told)
                     if self._ready:
                         reply = self._ready.popleft()
@@ -161,11 +161,10 @@ class Feed:
     def _has_news(self) -> bool:
         return bool(self._ready or self._machine.done or self._error is not None or self._closed.is_set())
 
-    def _late_after_s(self) -> float:
-        """How long the loop waits before the dispatch is told so; the lock is held."""
-        num_replies = sum(count for count, _ in self._done.values())
-        last = max((last for _, last in self._done.values()), default=0.0)
-        return late_after_s(num_replies, last - self._first)
+    def _are_overdue(self) -> bool:
+        """Have nodes been silent for much longer than they usually are? The lock is held."""
+        num_out = sum(len(self._machine.out_on(name)) for name in self._workers if name != self._own)
+        return self._rhythm.are_overdue(time.monotonic(), num_out)
 
     @property
     def tail_s(self) -> float | None:
@@ -248,9 +247,8 @@ class Feed:
                         return
                     self._outages.pop(chunk, None)
                     now = time.monotonic()
-                    self._first = self._first or now
-                    self._done[name] = self._done.get(name, (0, 0.0))[0] + 1, now
-                    decisions = self._machine.finished(name, chunk)
+                    self._rhythm.replied(now, is_own=name == self._own)
+                    decisions = self._machine.finished(name, chunk, self._are_overdue())
                     if chunk >= self._tail_first and name != self._own and Keep(chunk) in decisions:
                         self._num_of_tail, self._tail_made = self._num_of_tail + 1, now
                     self._carry_out(decisions, replace(reply, chunk=chunk))

@@ -260,7 +260,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                 short = len(samples) < self._dealing.batch_size
                 if not len(samples) or (self._dealing.drop_last and self._dealing.world == 1 and short):
                     continue
-                batch = finish(list(reply.tensors), samples), torch.from_numpy(self._samples.labels[samples])
+                batch = finish([reply.tensors], samples), torch.from_numpy(self._samples.labels[samples])
                 any_batch = True
                 if self._dealing.world == 1:
                     step_clock(len(samples))
@@ -314,7 +314,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                     if rows is None:
                         raise self._empty_handed(stop - start)
                 samples = ids[rows.entries]
-                batch = rows.finish(rows.tensors, samples), torch.from_numpy(self._samples.labels[samples])
+                batch = rows.finish(rows.parts, samples), torch.from_numpy(self._samples.labels[samples])
                 if number == self._iterator:
                     self._position = position
                 any_batch = True
@@ -347,7 +347,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
 @dataclass(frozen=True)
 class _Rows:
     entries: np.ndarray  # which entries of the order these rows are
-    tensors: list[np.ndarray]
+    parts: Sequence[Sequence[np.ndarray]]  # arrays of rows, one part after the other; a piece has one
     finish: Finish
 
 
@@ -411,8 +411,8 @@ class _Stream:
             return None
         if len(taken) == 1:
             return taken[0]
-        tensors = [np.concatenate(parts) for parts in zip(*(rows.tensors for rows in taken), strict=True)]
-        return _Rows(np.concatenate([rows.entries for rows in taken]), tensors, taken[0].finish)
+        parts = [part for rows in taken for part in rows.parts]
+        return _Rows(np.concatenate([rows.entries for rows in taken]), parts, taken[0].finish)
 
     def close(self) -> None:
         _close(self._opened.replies)
@@ -458,7 +458,7 @@ class _Stream:
             bad = {each.sample: each for each in reply.bad}
             self._bad |= {int(entry): bad[self._ids[entry]] for entry in entries[~reply.good]}
         if reply.good.any():
-            self._pieces.append(_Rows(entries[reply.good], list(reply.tensors), self._opened.finish))
+            self._pieces.append(_Rows(entries[reply.good], [reply.tensors], self._opened.finish))
         return True
 
 
@@ -499,7 +499,7 @@ def _unreadable(bad: Bad) -> BadSampleError:
 
 
 def _part(rows: _Rows, which: slice) -> _Rows:
-    return _Rows(rows.entries[which], [tensor[which] for tensor in rows.tensors], rows.finish)
+    return _Rows(rows.entries[which], [[tensor[which] for tensor in part] for part in rows.parts], rows.finish)
 
 
 def _close(iterator: Iterator[Reply]) -> None:
