@@ -17,11 +17,11 @@ do its chunks.
 
 Where the trainer has a node of its own (`own`), some chunks are for that one (`is_own`), and all others for the
 others: what it reads comes over the trainer's own link, so how much it does is the plan's business. Only where the
-trainer waits, and one of the others has nothing to do, is one of its chunks taken over, and one of theirs by it only where
-all of them have long been silent; where none of them is up, it does theirs; and a chunk that failed once is for everybody. Without `is_own` every chunk is for everybody, and the
-trainer's own node helps out: it takes none while nodes alone keep the trainer supplied, since its core may be the one
-that the trainer's steps need. It has at most `own_out` chunks out, however many others have: what it reads early, rows
-that are wanted now have to wait for.
+trainer waits, and one of the others has nothing to do, is one of its chunks taken over, and one of theirs by it only
+where all of them have long been silent; where none of them is up, it does theirs; and a chunk that failed once is for
+everybody. Without `is_own` every chunk is for everybody, and the trainer's own node helps out: it takes none while
+nodes alone keep the trainer supplied, since its core may be the one that the trainer's steps need. It has at most
+`own_out` chunks out, however many others have: what it reads early, rows that are wanted now have to wait for.
 
 Work may begin in two places at once (`tail`): the trainer uses up the head of an epoch, and the tail is made meanwhile,
 up to a window of its own. That is how two-ended preprocessing with one switch is carried out (`core.prongs`).

@@ -389,7 +389,7 @@ def _profile(
         receive_s_per_byte, send_s_per_byte = byte_costs(client, link)
         num_asked = min(NUM_ASKED, max(NODE_BATCH + 1, int(ASK_S / max(float(found["pipeline_s"]), 1e-6))))
         asked = replace(chunk, samples=refs[:num_asked])
-        wire_s, receive_s_per_row = wire_costs(client, asked, found, receive_s_per_byte)
+        wire_s, receive_s_per_row, receive_s_per_chunk = wire_costs(client, asked, found, receive_s_per_byte)
     rows = sum(len(json.dumps(ref.to_json(), separators=(",", ":"))) + 1 for ref in refs) / len(refs)
     return Profile(
         key=key,
@@ -401,6 +401,7 @@ def _profile(
             fetch_s=local.get("fetch_s", 0.0),
             receive_s_per_byte=receive_s_per_byte,
             receive_s_per_row=receive_s_per_row,
+            receive_s_per_chunk=receive_s_per_chunk,
             decode_s_per_byte=decode_costs(found["encode_s_per_byte"], pipeline),
             suffix_s=suffix_s,
             suffix_on="host" if captured.example[0].device.type == "cpu" else "accelerator",
