@@ -155,8 +155,8 @@ class Feed:
             self._last_error = None
             logs = "" if self._are_here() else " Their logs may say more"
             self._carry_out(self._machine.give_up(
-                f"no rows have come for {now - came:.0f} s, though {self._who_lives()}; can they read the data (a store "
-                f"or a disk that hangs)?{logs}"))  # fmt: skip
+                f"no rows have come for {now - came:.0f} s, though {self._who_lives()}; can they read the data (a "
+                f"store or a disk that hangs)?{logs}"))  # fmt: skip
         return since, came, told
 
     def _tell_slow(self, waited_s: float, quiet_s: float, wanted: list[tuple[str, int, Heard]]) -> None:

@@ -101,7 +101,8 @@ def read_tars(listing: Listing, on_page: Callable[[int], None] | None = None) ->
             on_page(num_seen)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        for shard, (_, _, etag) in zip(pool.map(lambda row: _index(listing.store, *row, seen), rows), rows, strict=True):
+        indexed = pool.map(lambda row: _index(listing.store, *row, seen), rows)
+        for shard, (_, _, etag) in zip(indexed, rows, strict=True):
             _check(shard, listing.shown)
             num_other += shard.num_other
             for name, group in shard.groups.items():
