@@ -222,6 +222,14 @@ def test_what_waits_no_longer_is_given_the_whole_patience_again_and_no_more(monk
         run(Hung(monkeypatch))
 
 
+def test_no_patience_with_nodes_that_are_gone_is_some_with_those_that_answer(monkeypatch):
+    class Late(Watched):
+        def work_on(self, chunk, heard, stopped):
+            self.pass_s(500)
+
+    assert run(Late(monkeypatch), patience_s=0) == [0, 1, 2]
+
+
 def test_threads_of_this_process_that_hang_are_not_called_nodes(monkeypatch):
     class Here(HostWorker):
         def __init__(self):

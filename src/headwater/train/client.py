@@ -37,7 +37,7 @@ from headwater.errors import (
     VersionError,
 )
 from headwater.train.access import TLS, Access
-from headwater.train.reply import SILENT_TIMES, Gathering, Heard, Reply
+from headwater.train.reply import QUIET_S, SILENT_TIMES, Gathering, Heard, Reply
 from headwater.train.trace import Trace
 from headwater.version import VERSION
 
@@ -158,6 +158,7 @@ class NodeClient:
     ) -> Samples:
         """The data set as the node sees it. A node that gets no further for ten times `patience_s` is given up."""
         batches, whole, listed = [], None, 0
+        patience_s = patience_s or QUIET_S
         since = told = time.monotonic()
         with self._plain_errors(), self._listening() as hear, self._reading(listing.dumps()) as reader:
             for item in reader:

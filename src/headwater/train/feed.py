@@ -27,7 +27,7 @@ from headwater.errors import (
     VersionError,
 )
 from headwater.train.host import HostWorker
-from headwater.train.reply import SILENT_TIMES, Heard, Reply, Worker
+from headwater.train.reply import QUIET_S, SILENT_TIMES, Heard, Reply, Worker
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Feed:
         self._paces = {} if paces is None else paces
         self._workers = workers
         self._chunk = chunk
-        self._patience_s = patience_s
+        self._patience_s, self._quiet_s = patience_s, patience_s or QUIET_S
         self._arrived = arrived
         window = window_of(len(workers), per_worker, more_ahead)
         self._machine: Dispatch | TwoEnded
@@ -148,10 +148,10 @@ class Feed:
         if len(self._down) == len(self._workers) or any(heard.waits_for for _, _, heard in wanted):
             return now, now, now  # that is said elsewhere
         came = max([came, *(heard.came_s for _, _, heard in wanted)])
-        if now - told > self._patience_s:
+        if now - told > self._quiet_s:
             told = now
             self._tell_slow(now - since, now - came, wanted)
-        if now - came > SILENT_TIMES * self._patience_s:
+        if now - came > SILENT_TIMES * self._quiet_s:
             self._last_error = None
             logs = "" if self._are_here() else " Their logs may say more"
             self._carry_out(self._machine.give_up(
@@ -160,7 +160,7 @@ class Feed:
         return since, came, told
 
     def _tell_slow(self, waited_s: float, quiet_s: float, wanted: list[tuple[str, int, Heard]]) -> None:
-        if quiet_s > self._patience_s:
+        if quiet_s > self._quiet_s:
             out = {name: sorted(self._machine.out_on(name)) for name in self._workers}
             work = "; ".join(f"{name} has chunks {', '.join(map(str, some))}" for name, some in out.items() if some)
             log.warning("no rows have come for %.0f s, though %s: %s", quiet_s, self._who_lives(),
@@ -353,7 +353,7 @@ class Feed:
                 come = [name for name, since in self._asking.items() if now - since > STARTS_WITHIN_S]
                 if not self._machine.is_stuck or not come:
                     told = now
-                elif now - told > self._patience_s:
+                elif now - told > self._quiet_s:
                     told = now
                     log.warning("what comes next waits for %s, which is being made ready (it is sent a prefix, waits "
                                 "for memory, or is being started)", ", ".join(come))  # fmt: skip

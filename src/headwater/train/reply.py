@@ -18,6 +18,7 @@ from headwater.core.spec import Boundary
 from headwater.data.wire import Bad, Chunk
 from headwater.errors import DamagedError
 
+QUIET_S = 60.0  # patience with nodes that answer, for jobs that have none (0) with those that don't
 SILENT_TIMES = 10  # of patience: a trainer that has got nothing for so long stops, though its nodes give signs of life
 
 
