@@ -286,7 +286,8 @@ def _handed_seeds() -> Sequence[bytes]:
     handed = Handed(one, (0, 1, 2, 3), _sum(numbers + flags)).to_json()
     told = {"hand_over": _TOLD, "mark": _MARK, "words": [{"bad": [], "handed": handed}], "there": [file]}
     whole = {"words": [{"bad": [], "handed": [one, ids, "@SUM@"]}], "there": [file]}
-    parts = {"words": [{"bad": [], "waiting": [1, 2]}, {"bad": [[3, "a.jpg", "why"]], "handed": [one, [1, 2], "@SUM@"]},
+    parts = {"words": [{"bad": [], "waiting": [1, 2]}, {"bad": [], "waits_for": "quota"},
+                       {"bad": [[3, "a.jpg", "why"]], "handed": [one, [1, 2], "@SUM@"]},
                        {"bad": [], "handed": [two, [0], "@SUM@"]},
                        {"bad": [], "spans": [["read", "a", 0.1, 0.2]], "clock": [0.0, 1.0]}],
              "there": [file, [two, *file[1:]]]}  # fmt: skip

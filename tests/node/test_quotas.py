@@ -8,6 +8,7 @@ import pytest
 
 from headwater.core.access import Grant, Quota, entry_text, token_digest
 from headwater.core.fair import Fair
+from headwater.data import wire
 from headwater.errors import RefusedError
 from headwater.node import quotas
 from headwater.node.quotas import Quotas
@@ -55,7 +56,9 @@ def test_who_waits_gets_signs_of_life_and_another_tenant_does_not_wait(tmp_path,
     first = held.stream(grant(max_chunks=1), SCHEMA, iter(["first"]), lambda: False, 8)
     assert next(first) == "first"
     second = held.stream(grant(max_chunks=1), SCHEMA, iter(["second"]), lambda: False, 8)
-    assert [next(second)[0].num_rows for _ in range(3)] == [0, 0, 0]
+    signs = [next(second) for _ in range(3)]
+    assert [sign[0].num_rows for sign in signs] == [0, 0, 0]
+    assert {wire.unpack_waiting(sign[1]) for sign in signs} == {wire.Waiting(wire.QUOTA)}
     assert list(held.stream(grant("b", max_chunks=1), SCHEMA, iter(["other"]), lambda: False, 8)) == ["other"]
     first.close()
     assert list(second)[-1] == "second"
@@ -137,6 +140,24 @@ def test_a_tenant_sees_its_own_prefixes_alone(tenants, build, chunk_of, tmp_path
     assert [reply.good.all() for reply in replies] == [True] * 3  # one after the other
     assert [each["digest"] for each in tenants["a"].hello()["prefixes"]] == [prefix]
     assert tenants["b"].hello()["prefixes"] == []
+
+
+def test_a_trainer_that_waits_for_its_quota_knows_and_says_so_once(tenants, chunk_of, never, monkeypatch, caplog):
+    free, enter = threading.Event(), Quotas._enter
+    monkeypatch.setattr(Quotas, "_enter", lambda held, grant: free.wait(0.01) and enter(held, grant))
+    for _ in range(2):
+        free.clear()
+        chunk, found = chunk_of(), []
+        asking = threading.Thread(target=lambda chunk=chunk, found=found: found.append(tenants["a"].rows(chunk, never)))
+        asking.start()
+        while not (heard := tenants["a"].heard(chunk)) or heard.waits_for != wire.QUOTA:
+            asking.join(0.01)
+            assert asking.is_alive()
+        free.set()
+        asking.join(60)
+        assert found[0].good.all()
+    assert caplog.text.count("waiting for the quota of this token there") == 1
+    assert len(tenants["a"].list_samples(wire.Listing(chunk.extraction.url))) == 50
 
 
 def test_a_tokens_weight_is_that_of_its_jobs(tenants, chunk_of, never, monkeypatch):

@@ -333,17 +333,35 @@ def unpack_handed(metadata: bytes) -> Handed | None:
     return None if said is None else Handed.from_json(said)
 
 
-def pack_waiting(place: tuple[int, int] | None) -> bytes:
-    """As a sign of life's metadata: the place among those that wait for memory on the node, and how many they are."""
-    return b"" if place is None else json.dumps({"bad": [], "waiting": list(place)}).encode()
+MEMORY, QUOTA = "memory", "quota"  # what a request may wait for on a node
 
 
-def unpack_waiting(metadata: bytes) -> tuple[int, int] | None:
-    """The way back from `pack_waiting`; None if that is not what a batch came with."""
+@dataclass(frozen=True)
+class Waiting:
+    """What a request waits for; for memory also its place among those that do, and how many they are."""
+
+    reason: str
+    place: tuple[int, int] | None = None
+
+
+def pack_waiting(place: tuple[int, int] | None, reason: str = MEMORY) -> bytes:
+    """As a sign of life's metadata. For memory without a place: the request is in, and waits for nothing."""
+    if place is None:
+        return b"" if reason == MEMORY else json.dumps({"bad": [], "waits_for": reason}).encode()
+    return json.dumps({"bad": [], "waits_for": reason, "waiting": list(place)}).encode()
+
+
+def unpack_waiting(metadata: bytes) -> Waiting | None:
+    """The way back from `pack_waiting`; None if that is not what a batch came with, or the reason is none we know."""
     try:
-        place, count = json.loads(metadata)["waiting"]
-        return int(place), int(count)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        said = json.loads(metadata)
+        if said.get("waits_for", MEMORY) == QUOTA:
+            return Waiting(QUOTA)
+        if said.get("waits_for", MEMORY) != MEMORY:
+            return None
+        place, count = said["waiting"]
+        return Waiting(MEMORY, (int(place), int(count)))
+    except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from headwater.core.access import Grant
 from headwater.core.rate import Rate
+from headwater.data import wire
 from headwater.errors import RefusedError
 
 MAX_WAITING = 256  # streams of one tenant; each is a thread of the node
@@ -42,11 +43,12 @@ class Quotas:
     def stream(
         self, grant: Grant | None, schema: pa.Schema, inner: Iterator[Any], abandoned: Callable[[], bool], num_rows: int
     ) -> Iterator[Any]:
-        """`inner`, once the tenant may have it; until then empty batches. It is told if nobody waits any more."""
+        """`inner`, once the tenant may have it; until then empty batches that say what for. It is told if nobody waits
+        any more."""
         if grant is None:
             yield from inner
             return
-        life = pa.RecordBatch.from_pylist([], schema=schema), b""
+        life = pa.RecordBatch.from_pylist([], schema=schema), wire.pack_waiting(None, wire.QUOTA)
         inside = False
         try:
             with self._wait(grant):
@@ -54,8 +56,8 @@ class Quotas:
                     yield life
                 until = time.monotonic() + self._wait_s(grant, num_rows)
                 while (left_s := until - time.monotonic()) > 0 and not abandoned():
-                    time.sleep(min(left_s, _POLL_S))
                     yield life
+                    time.sleep(min(left_s, _POLL_S))
             yield from inner
         finally:
             if inside:

@@ -254,8 +254,11 @@ class Node(flight.FlightServerBase):
             digest = _digest(command.decode(errors="replace"))
             pieces = self._quotas.pieces(grant, self.calls.received(asked, _pieces(reader)), self._prefixes.max_bytes)
 
-            def sign() -> None:
-                writer.write(pa.py_buffer(b"waiting"))
+            def sign(place: tuple[int, int] | None = None) -> None:
+                try:
+                    writer.write(pa.py_buffer(wire.pack_waiting(place) or b"waiting"))
+                except (pa.ArrowException, OSError):  # the trainer has hung up, which no disk is to blame for
+                    raise _ended() from None
 
             self._prefixes.put(digest, pieces, partial(self._room_to_look, sign), sign, partial(self._look, sign))
             self._quotas.uploaded(grant, digest)
@@ -402,13 +405,16 @@ class Node(flight.FlightServerBase):
                     if kept is not None:
                         kept.keep(part.ids, columns)
                     handed = self._handed(chunk, part.ids, part.tensors)
+                    said = wire.pack_bad(part.bad, handed)
+                    if not said and not len(part.ids) and not room.is_in:  # it was measured, and has to wait again
+                        said = wire.pack_waiting(room.place)
                     with self._sending(turn):
                         if handed is not None:
                             empty = pa.RecordBatch.from_pylist([], schema=schema)
-                            yield empty, wire.pack_bad(part.bad, handed)
+                            yield empty, said
                         else:
                             packed = wire.pack_columns(want.codec, want.boundary, part.ids, columns)
-                            yield packed, wire.pack_bad(part.bad)
+                            yield packed, said
                 if abandoned():
                     raise _ended()
                 if chunk.trace:
@@ -426,11 +432,11 @@ class Node(flight.FlightServerBase):
         return self._outbox.leave(ids, tensors, chunk.extraction.boundary)
 
     @contextmanager
-    def _room_to_look(self, sign: Callable[[], None], num_bytes: int) -> Iterator[None]:
+    def _room_to_look(self, sign: Callable[[tuple[int, int] | None], None], num_bytes: int) -> Iterator[None]:
         """Memory to load an upload for a moment, with signs of life while that has to be waited for."""
         with self._tenants.errand("upload", TIMES_MODEL * num_bytes) as room:
-            for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, lambda: self._stopping):
-                sign()
+            for place in self._tenants.wait(room, SIGN_OF_LIFE_S, lambda: self._stopping):
+                sign(place)
             if self._stopping:
                 raise _ended()
             yield
@@ -494,8 +500,8 @@ class Node(flight.FlightServerBase):
 
         digest = request.chunk.extraction.prefix
         with _as_status(), self._tenants.child("calibration", digest, TRIAL_ROWS) as room:
-            for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, abandoned):
-                yield wire.blob_batch(b""), b""
+            for place in self._tenants.wait(room, SIGN_OF_LIFE_S, abandoned):
+                yield wire.blob_batch(b""), wire.pack_waiting(place)
             gone = threading.Event()  # the context is of this call and must not be asked after it
             work = self._start(self._prefixes.calibrate, request, gone.is_set)
             try:
@@ -569,8 +575,8 @@ class Node(flight.FlightServerBase):
         with _as_status(), ExitStack() as cleanup:
             want = request.chunk.extraction
             room = cleanup.enter_context(self._tenants.child("probe", want.prefix, want.node_batch))
-            for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, abandoned):
-                yield wire.blob_batch(b""), b""
+            for place in self._tenants.wait(room, SIGN_OF_LIFE_S, abandoned):
+                yield wire.blob_batch(b""), wire.pack_waiting(place)
             how: dict[str, Any] = {}
             if want.prefix:
                 wanted = Wanted.of(want)

@@ -27,14 +27,14 @@ from headwater.errors import (
     UnreachableError,
     VersionError,
 )
-from headwater.train.reply import Reply, Worker
+from headwater.train.host import HostWorker
+from headwater.train.reply import QUIET_S, SILENT_TIMES, Heard, Reply, Worker
 
 log = logging.getLogger(__name__)
 
 RETRY_EVERY_S = 1.0
 END_WITHIN_S = 5.0  # a thread that waits for a node gone silent ends by itself when its connection is given up
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0  # before a chunk is tried again whose store failed; doubled each time
-SILENT_TIMES = 10  # of patience: a trainer that has got nothing for so long stops, though its nodes give signs of life
 STARTS_WITHIN_S = 10.0  # a worker that takes longer to answer is there: it is sent a prefix, or being started
 MAX_DEATHS = 10  # of nodes while they worked on the same chunk: it may be what kills them
 # What another try, or another node, may mend: what is said of a node or its store; and what nobody foresaw, which is a
@@ -75,7 +75,7 @@ class Feed:
         self._paces = {} if paces is None else paces
         self._workers = workers
         self._chunk = chunk
-        self._patience_s = patience_s
+        self._patience_s, self._quiet_s = patience_s, patience_s or QUIET_S
         self._arrived = arrived
         window = window_of(len(workers), per_worker, more_ahead)
         self._machine: Dispatch | TwoEnded
@@ -88,6 +88,8 @@ class Feed:
         self._begun = time.monotonic()
         self._own, self._tail_first = own, num_chunks if tail is None else tail[0]
         self._tail_chunks = num_chunks - self._tail_first
+        self._any_order, self._next = any_order, 0  # the chunk that the loop gets next, where there is an order
+        self._asked: dict[int, tuple[str, int, Chunk]] = {}  # by thread: worker, chunk and request under way
         self._num_of_tail, self._tail_made = 0, self._begun  # by nodes, and when the last of them
         self._rhythm = Rhythm()
         self._wake = threading.Condition()
@@ -118,10 +120,10 @@ class Feed:
         try:
             while True:
                 with self._wake:
-                    since = told = time.monotonic()
+                    since = came = told = time.monotonic()
                     while not self._wake.wait_for(self._has_news, timeout=self._rhythm.late_after_s):
                         self._carry_out(self._machine.late(self._are_overdue()))
-                        since, told = self._silent(since, told)
+                        since, came, told = self._silent(since, came, told)
                     if self._ready:
                         reply = self._ready.popleft()
                     elif self._error is not None:
@@ -137,26 +139,50 @@ class Feed:
         finally:
             self.close()
 
-    def _silent(self, since: float, told: float) -> tuple[float, float]:
-        """The loop has waited since then; the lock is held. Nodes that live and yet send nothing are told of, and after
-        a long while the job stops: a store on a dead mount answers neither with bytes nor with an error."""
+    def _silent(self, since: float, came: float, told: float) -> tuple[float, float, float]:
+        """The loop has waited since then; the lock is held. A chunk that is slow is told of. It may take as long as it
+        likes while rows of it come; if none do for a long while the job stops: a store on a dead mount answers neither
+        with bytes nor with an error. Rows of other chunks are no help to a loop that wants this one."""
         now = time.monotonic()
-        if len(self._down) == len(self._workers) or any(worker.is_waiting for worker in self._workers.values()):
-            return now, now  # that is said elsewhere
-        # A chunk may take as long as it likes while rows of it come.
-        since = max(since, *(worker.rows_came_s for worker in self._workers.values()))
-        told = max(told, since)
-        if now - told > self._patience_s:
+        wanted = self._wanted()
+        if len(self._down) == len(self._workers) or any(heard.waits_for for _, _, heard in wanted):
+            return now, now, now  # that is said elsewhere
+        came = max([came, *(heard.came_s for _, _, heard in wanted)])
+        if now - told > self._quiet_s:
             told = now
+            self._tell_slow(now - since, now - came, wanted)
+        if now - came > SILENT_TIMES * self._quiet_s:
+            self._last_error = None
+            logs = "" if self._are_here() else " Their logs may say more"
+            self._carry_out(self._machine.give_up(
+                f"no rows have come for {now - came:.0f} s, though {self._who_lives()}; can they read the data (a "
+                f"store or a disk that hangs)?{logs}"))  # fmt: skip
+        return since, came, told
+
+    def _tell_slow(self, waited_s: float, quiet_s: float, wanted: list[tuple[str, int, Heard]]) -> None:
+        if quiet_s > self._quiet_s:
             out = {name: sorted(self._machine.out_on(name)) for name in self._workers}
             work = "; ".join(f"{name} has chunks {', '.join(map(str, some))}" for name, some in out.items() if some)
-            log.warning("no rows have come for %.0f s, though nodes answer: %s", now - since, work or "nobody has any")
-        if now - since > SILENT_TIMES * self._patience_s:
-            self._last_error = None
-            self._carry_out(self._machine.give_up(
-                f"no rows have come for {now - since:.0f} s, though nodes answer; can they read the data (a store or a "
-                "disk that hangs)? Their logs may say more"))  # fmt: skip
-        return since, told
+            log.warning("no rows have come for %.0f s, though %s: %s", quiet_s, self._who_lives(),
+                        work or "nobody has any")  # fmt: skip
+            return
+        found = "; ".join(f"{heard.num_came} of {heard.num_rows} rows of chunk {chunk} are here from {name}"
+                          for name, chunk, heard in wanted)  # fmt: skip
+        log.warning("the loop has waited for %.0f s, and rows still come: %s", waited_s, found or "nobody has the next")
+
+    def _wanted(self) -> list[tuple[str, int, Heard]]:
+        """How what the loop waits for gets on, with whoever is up and has it."""
+        asked = [(name, chunk, self._workers[name].heard(request)) for name, chunk, request in self._asked.values()
+                 if name not in self._down and (self._any_order or chunk == self._next)]  # fmt: skip
+        return [(name, chunk, heard) for name, chunk, heard in asked if heard is not None]
+
+    def _are_here(self) -> bool:
+        """Is it only threads of this process that have work?"""
+        busy = [worker for name, worker in self._workers.items() if self._machine.out_on(name)]
+        return all(isinstance(worker, HostWorker) for worker in busy or self._workers.values())
+
+    def _who_lives(self) -> str:
+        return "threads of this process are at work" if self._are_here() else "nodes answer"
 
     def _has_news(self) -> bool:
         return bool(self._ready or self._machine.done or self._error is not None or self._closed.is_set())
@@ -222,6 +248,7 @@ class Feed:
                     self._kept[chunk] = reply
                     self._arrived(reply)
                 case Deliver(chunk):
+                    self._next = chunk + 1
                     self._ready.append(self._kept.pop(chunk))
                 case Stop(reason):
                     kind = type(self._last_error) if self._last_error else UnreachableError
@@ -235,7 +262,14 @@ class Feed:
             if name in self._down or self._closed.is_set():
                 continue  # handed back when the worker was taken for dead
             try:
-                reply = worker.rows(self._chunk(chunk, name), self._closed)
+                request = self._chunk(chunk, name)
+                with self._wake:
+                    self._asked[threading.get_ident()] = name, chunk, request
+                try:
+                    reply = worker.rows(request, self._closed)
+                finally:
+                    with self._wake:
+                        del self._asked[threading.get_ident()]
             except HeadwaterError as error:
                 self._went_wrong(name, chunk, error)
             except Exception as error:  # ours; it must not leave the consumer waiting
@@ -303,6 +337,7 @@ class Feed:
     def _revive(self) -> None:
         """Have dead workers asked again and again; give up when nobody could do what is left for too long."""
         alone_since: float | None = None
+        told = time.monotonic()
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._closed.is_set() or self._down)
@@ -313,8 +348,14 @@ class Feed:
                     self._asking[name] = now
                     # Each by itself: one may be sent a large file, or not be there at all, while another is back.
                     threading.Thread(target=self._ask_again, args=(name,), name=f"ask-{name}", daemon=True).start()
-                comes = any(now - since > STARTS_WITHIN_S for since in self._asking.values())
-                if not self._machine.is_stuck or comes:
+                come = [name for name, since in self._asking.items() if now - since > STARTS_WITHIN_S]
+                if not self._machine.is_stuck or not come:
+                    told = now
+                elif now - told > self._quiet_s:
+                    told = now
+                    log.warning("what comes next waits for %s, which is being made ready (it is sent a prefix, waits "
+                                "for memory, or is being started)", ", ".join(come))  # fmt: skip
+                if not self._machine.is_stuck or come:
                     alone_since = None
                 else:
                     alone_since = now if alone_since is None else alone_since

@@ -352,7 +352,7 @@ def near(
 
         with progress.step(f"listing {redact(where)}") as tick:
             listing = Listing(where, layout, path_column, label_column, text_column)
-            samples, holdings = list_on(clients, listing, tick)
+            samples, holdings = list_on(clients, listing, tick, patience_s)
             if taken is not None:
                 samples = taken.label(samples)
                 holdings = None if holdings is None else replace(holdings, samples=samples)
@@ -474,7 +474,7 @@ def _settle(source: Source, model: NearModel, plan: Plan, precision: str, tolera
 
 
 def list_on(
-    clients: Sequence[NodeClient], listing: Listing, tick: Callable[[int], None]
+    clients: Sequence[NodeClient], listing: Listing, tick: Callable[[int], None], patience_s: float
 ) -> tuple[Samples, Holdings | None]:
     """The samples; and which node holds which, where they lie in folders that are not the same everywhere."""
     if not clients:
@@ -482,9 +482,9 @@ def list_on(
                             label_column=listing.label_column, text_column=listing.text_column,
                             on_page=tick), None  # fmt: skip
     if len(clients) == 1 or not listing.url.startswith("file://"):
-        return clients[0].list_samples(listing, tick), None  # a store is the same for all
+        return clients[0].list_samples(listing, tick, patience_s), None  # a store is the same for all
     with ThreadPoolExecutor(len(clients)) as pool:
-        listed = list(pool.map(lambda client: client.list_samples(listing, tick), clients))
+        listed = list(pool.map(lambda client: client.list_samples(listing, tick, patience_s), clients))
     if all(each.fingerprint == listed[0].fingerprint and each.etags.equals(listed[0].etags) for each in listed):
         return listed[0], None  # one folder that all of them see
     holdings = unite({client.name: each for client, each in zip(clients, listed, strict=True)})

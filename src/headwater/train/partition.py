@@ -563,7 +563,8 @@ def partition(
             stack.callback(client.close)
             client.hello()
         with progress.step(f"listing {redact(url)}") as tick:
-            samples, holdings = list_on(clients, Listing(url, layout, path_column, label_column), tick)
+            samples, holdings = list_on(clients, Listing(url, layout, path_column, label_column), tick,
+                                        patience_s)  # fmt: skip
         check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
             example = tuple(each.to(_dtype(model)) for each in example_of(model, pipeline))
