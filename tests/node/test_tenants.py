@@ -103,6 +103,18 @@ def test_a_node_that_adapts_nothing_lets_everyone_in():
     assert [room.take(1000), room.take(7)] == [512, 7]
 
 
+def test_a_chunk_on_its_way_ends_with_the_reason_when_its_job_asks_for_too_much():
+    rooms, told = Rooms(100, engines=None), []
+    first = rooms.open("job", Need("", 0, 0, 1, 4))
+    first.when_worth_asking(lambda: told.append("ask"))
+    assert first.take(8) == 4
+    with rooms.open("job", Need("", 0, 0, 1 << 30, 4)):
+        assert told == ["ask"]
+        with pytest.raises(RefusedError, match=r"takes 3\.22 GB of memory on the node even for one row"):
+            first.take(4)
+    rooms.close()
+
+
 def test_too_little_memory_for_a_node_is_said_before_it_starts():
     with pytest.raises(ConfigError, match=r"100 MB of memory are too little for a node with 2 threads.*--memory"):
         budget(100_000_000, 2)

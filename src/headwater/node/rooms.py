@@ -89,6 +89,7 @@ class Rooms:
                     case Refuse(request, need_bytes):
                         if request in self._rooms:
                             self._rooms[request].missing_bytes = need_bytes
+                            woken.append(self._rooms[request].worth_asking)  # it may be in the middle of its chunk
                     case Shrink() | Unload():
                         self._work.append(decision)
             if decisions:
@@ -154,6 +155,10 @@ class Room(Gate):
             return self._rooms._wake.wait_for(self._is_in, timeout=within_s)
 
     def _is_in(self) -> bool:
+        self._check()
+        return self.number is None or self._rooms._machine.is_in(self.number)
+
+    def _check(self) -> None:
         if self.missing_bytes is not None:
             assert self._rooms.budget_bytes is not None
             raise RefusedError(
@@ -161,7 +166,6 @@ class Room(Gate):
                 f"there are {self._rooms.budget_bytes / 1e9:.2f} GB for all jobs; cut earlier, or give the node more "
                 "(`headwater serve --memory`)"
             )
-        return self.number is None or self._rooms._machine.is_in(self.number)
 
     @property
     def place(self) -> tuple[int, int] | None:
@@ -185,11 +189,13 @@ class Room(Gate):
             self._rooms._tell(lambda: event(number, need, time.monotonic()))
 
     def take(self, most: int) -> int | None:
+        """As of a gate. RefusedError if its tenant can't be served any more."""
         if self.number is None:
             return self._open.take(most)
         with self._rooms._wake:
             if self.number not in self._rooms._rooms:  # closed meanwhile
                 return None
+            self._check()
             return self._rooms._machine.take(self.number, most, time.monotonic())
 
     def give(self, rows: int) -> None:
