@@ -139,6 +139,17 @@ def test_a_tenant_sees_its_own_prefixes_alone(tenants, build, chunk_of, tmp_path
     assert tenants["b"].hello()["prefixes"] == []
 
 
+def test_prefixes_that_are_only_named_are_not_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr(quotas, "MAX_USED", 3)
+    held, here = Quotas(tmp_path), [f"{number:064}" for number in range(5)]
+    for digest in here:
+        (tmp_path / f"{digest}.onnx").touch()
+    for digest in [*here, *(f"{number:064}" for number in range(1000, 2000))]:
+        held.uses(grant(), digest)
+    assert [each["digest"] for each in held.shown(grant(), [{"digest": each} for each in here])] == here[-3:]
+    assert len(held._used["a"]) == 3
+
+
 def test_a_tokens_weight_is_that_of_its_jobs(tenants, chunk_of, never, monkeypatch):
     seen, put = {}, Fair.put
 

@@ -21,6 +21,7 @@ from headwater.core.access import Grant
 from headwater.core.rate import Rate
 from headwater.errors import RefusedError
 
+MAX_USED = 256  # prefixes of a tenant that are remembered; 64 of all tenants' are loaded at once
 MAX_WAITING = 256  # streams of one tenant; each is a thread of the node
 # Times the largest: what a tenant's may have together while they come in. Trainers of one job send at once.
 UPLOADS_AT_ONCE = 16
@@ -37,7 +38,8 @@ class Quotas:
         self._waiting: Counter[str] = Counter()
         self._uploading: Counter[str] = Counter()  # bytes that have come of uploads under way
         self._rates: dict[tuple[str, int], Rate] = {}
-        self._used: defaultdict[str, set[str]] = defaultdict(set)  # prefixes by tenant, since the start
+        # Prefixes by tenant, since the start, the last to be asked for at the end.
+        self._used: defaultdict[str, dict[str, None]] = defaultdict(dict)
 
     def stream(
         self, grant: Grant | None, schema: pa.Schema, inner: Iterator[Any], abandoned: Callable[[], bool], num_rows: int
@@ -114,10 +116,15 @@ class Quotas:
         return 0.0 if grant is None else self._wait_s(grant, num_rows)
 
     def uses(self, grant: Grant | None, digest: str | None) -> None:
-        """The tenant has asked for this prefix."""
-        if grant is not None and digest is not None:
-            with self._room:
-                self._used[grant.tenant].add(digest)
+        """The tenant has asked for this prefix. One that is not here is nobody's: any number of them can be named."""
+        if grant is None or digest is None or not (self._folder / f"{digest}.onnx").exists():
+            return
+        with self._room:
+            used = self._used[grant.tenant]
+            used.pop(digest, None)
+            used[digest] = None
+            if len(used) > MAX_USED:
+                del used[next(iter(used))]
 
     def shown(self, grant: Grant, prefixes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those of the prefixes in use that the tenant has asked for itself."""
