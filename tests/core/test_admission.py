@@ -196,8 +196,7 @@ def test_any_number_of_tenants_comes_and_goes(budget, needs, holds, data):
     needs = [replace(each, engine_bytes=sizes.setdefault(each.engine, each.engine_bytes) if each.engine else 0)
              for each in needs]  # fmt: skip
     names = data.draw(st.lists(st.sampled_from(range(len(needs))), max_size=12))
-    world = World(budget, {f"{place}": each for place, each in enumerate(needs)}, [f"{each}" for each in names],
-                  holds)
+    world = World(budget, {f"{place}": each for place, each in enumerate(needs)}, [f"{each}" for each in names], holds)
     world.loaded.add("")
     for _ in range(400):
         events = list(world.events())

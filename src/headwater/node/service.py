@@ -34,7 +34,8 @@ from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import NEAR_READERS, NUM_READERS, SIGN_OF_LIFE_S, Extractor
 from headwater.data.handover import Handed, Outbox
 from headwater.data.layouts import list_samples
-from headwater.data.memory import give_back, held_bytes, memory_bytes, page_cache_bytes
+from headwater.data.memory import give_back, held_bytes, page_cache_bytes
+from headwater.data.room import ROOM
 from headwater.data.samples import Samples
 from headwater.data.secrets import redact
 from headwater.data.store import Store, full_url, open_store
@@ -54,7 +55,7 @@ from headwater.node.rooms import Room
 from headwater.node.roots import is_below
 from headwater.node.session import Session
 from headwater.node.tables import Tables
-from headwater.node.tenants import TIMES_MODEL, TRIAL_ROWS, Tenants
+from headwater.node.tenants import TIMES_MODEL, TRIAL_ROWS, Tenants, node_bytes, picture_bytes
 from headwater.node.tls import Tls
 from headwater.node.tokens import OneToken, TokensFile
 from headwater.version import VERSION
@@ -113,6 +114,7 @@ class Node(flight.FlightServerBase):
         tokenizerfile.look_in(self._tokenizers)
         self._max_memory_bytes = max_memory_bytes
         self._tenants = Tenants(self._prefixes, self.num_threads, max_memory_bytes, adapt)
+        ROOM.allow(picture_bytes(max_memory_bytes, self.num_threads))
         self._children = Children()
         self._slow = ThreadPoolExecutor(MAX_CHUNKS, "slow")  # what takes a while, and needs signs of life meanwhile
         self._extractor = Extractor(self.num_threads, NUM_READERS if is_far else NEAR_READERS, is_far=is_far)
@@ -163,7 +165,7 @@ class Node(flight.FlightServerBase):
             "num_threads": self.num_threads,
             "cores": min(float(self.num_threads), usable_cores()),
             "machine": machine(),
-            "memory_bytes": min(memory_bytes(), self._max_memory_bytes or memory_bytes()),
+            "memory_bytes": node_bytes(self._max_memory_bytes),
             "memory": memory,
             "max_upload_bytes": max_upload_bytes,
             "codecs": list(codecs.CODECS),
@@ -582,7 +584,7 @@ class Node(flight.FlightServerBase):
                 path, outputs, way = finding.result()
                 how = {"path": str(path), "outputs": outputs, "way": vars(way)}
             asked = json.dumps({"request": request.dumps().decode(), "how": how,
-                                "tokenizers": str(self._tokenizers)}).encode()  # fmt: skip
+                                "tokenizers": str(self._tokenizers), "picture_bytes": ROOM.most_bytes}).encode()  # fmt: skip
             gone = threading.Event()  # the context is of this call and must not be asked after it
             measuring = self._start(self._children.run, "headwater.node.probe", asked, PROBE_WITHIN_S, gone.is_set)
             try:

@@ -27,11 +27,17 @@ from headwater.node.prefixes import Prefixes, Wanted
 from headwater.node.rooms import Room, Rooms
 
 # Kept out of the budget: what no line tells of (the wire's buffers, the kernel's, a heap's gaps), as a part of it all;
-# engines' libraries, once they are used (measured: 53 MB); and for each thread that decodes, a picture of 8 megapixels
-# and the floats of a piece.
+# engines' libraries, once they are used (measured: 53 MB); for each thread the floats of a piece; and pictures that are
+# being decoded (`picture_bytes`).
 MARGIN = 0.1
 LIBRARY_BYTES = 56 << 20
-THREAD_BYTES = 40 << 20
+FLOAT_BYTES = 8 << 20
+# Pictures: an eighth of it all, so that each thread of a node with 1 GB a core may have one of 12 megapixels at
+# `data.decode`'s 10 bytes each. A small node gives up to a quarter for one of 24 megapixels, as cameras make them, and
+# one with many threads 3 megapixels for each.
+PICTURE_PART, MOST_PICTURE_PART = 8, 4
+PICTURE_BYTES = 240 << 20
+THREAD_PICTURE_BYTES = 32 << 20
 LEAST_BYTES = 64 << 20  # of a budget: less than that runs no model
 # Until it is measured: a child that tries engines takes this much by itself (measured: 150 MB with both of them), and
 # this many times the model's file; a row of ResNet50, more than of most, takes this much in an engine (measured).
@@ -46,11 +52,23 @@ Start = Callable[..., Future[Any]]
 While = Callable[[Future[Any]], Iterator[None]]
 
 
+def node_bytes(limit_bytes: int | None) -> int:
+    """What the machine or its control group has, or less if told so."""
+    return min(memory_bytes(), limit_bytes or memory_bytes())
+
+
+def picture_bytes(limit_bytes: int | None, num_threads: int) -> int:
+    """Of that, what pictures may take while they are decoded; the budget is without it."""
+    total = node_bytes(limit_bytes)
+    return max(num_threads * THREAD_PICTURE_BYTES, total // PICTURE_PART,
+               min(total // MOST_PICTURE_PART, PICTURE_BYTES))  # fmt: skip
+
+
 def budget(limit_bytes: int | None, num_threads: int) -> int:
-    """Bytes for tenants: what the machine or its control group has, or less if told so, without what the node itself
-    takes."""
-    total = min(memory_bytes(), limit_bytes or memory_bytes())
-    own = resident_bytes() + LIBRARY_BYTES + int(MARGIN * total) + num_threads * THREAD_BYTES
+    """Bytes for tenants: what the node has, without what it takes itself."""
+    total = node_bytes(limit_bytes)
+    own = resident_bytes() + LIBRARY_BYTES + int(MARGIN * total) + num_threads * FLOAT_BYTES
+    own += picture_bytes(limit_bytes, num_threads)
     if total - own < LEAST_BYTES:
         raise ConfigError(
             f"{total / 1e6:,.0f} MB of memory are too little for a node with {num_threads} threads: it takes "
