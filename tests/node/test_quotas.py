@@ -153,9 +153,9 @@ def test_prefixes_that_are_only_named_are_not_remembered(tmp_path, monkeypatch):
 def test_a_tokens_weight_is_that_of_its_jobs(tenants, chunk_of, never, monkeypatch):
     seen, put = {}, Fair.put
 
-    def noted(self, tenant, urgency, task, weight=1.0):
+    def noted(self, tenant, urgency, task, weight=1.0, *place):
         seen[tenant.partition("/")[0]] = weight
-        put(self, tenant, urgency, task, weight)
+        put(self, tenant, urgency, task, weight, *place)
 
     monkeypatch.setattr(Fair, "put", noted)
     for name in "ab":

@@ -26,8 +26,8 @@ from headwater.core.tuning import Candidate
 from headwater.data import tokenizerfile, wire
 from headwater.data.extract import NEAR_READERS, Extractor
 from headwater.data.memory import peak_bytes, reset_peak, resident_bytes
-from headwater.data.samples import SampleRef
 from headwater.data.room import ROOM
+from headwater.data.samples import SampleRef
 from headwater.data.shards.reading import read_sample
 from headwater.data.store import Store, open_store
 from headwater.errors import BadSampleError, HeadwaterError
