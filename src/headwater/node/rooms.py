@@ -141,6 +141,7 @@ class Room(Gate):
         self.number = number
         self._open = Open(need.wanted)
         self.missing_bytes: int | None = None
+        self.holds: Any = None  # what stays in memory while it is open
         self.worth_asking: _Wake = lambda: None
 
     @property
@@ -209,6 +210,7 @@ class Room(Gate):
         self.worth_asking = ask
 
     def close(self) -> None:
+        self.holds = None
         self.worth_asking = lambda: None  # or a chunk that was given up would hold its rows in a ring with this room
         if (number := self.number) is not None:
             with self._rooms._wake:

@@ -111,12 +111,13 @@ class Node(flight.FlightServerBase):
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads, in_pieces=adapt,
                                   is_wary=is_wary)  # fmt: skip
-        self._quotas = Quotas(state / "prefixes")
+        self._quotas = Quotas(state / "prefixes", state / "tokenizers")
         self._tokenizers = state / "tokenizers"
         tokenizerfile.look_in(self._tokenizers)
         self._max_memory_bytes = max_memory_bytes
         self._tenants = Tenants(self._prefixes, self.num_threads, max_memory_bytes, adapt)
         ROOM.allow(picture_bytes(max_memory_bytes, self.num_threads))
+        tokenizerfile.KEPT.allow(node_bytes(max_memory_bytes) // tokenizerfile.KEPT_PART, at_least=0)
         self._children = Children()
         self._slow = ThreadPoolExecutor(MAX_CHUNKS, "slow")  # what takes a while, and needs signs of life meanwhile
         # Reads of one root, or of one tenant where there is one root, must not take what others need: a disk may hang.
@@ -262,7 +263,9 @@ class Node(flight.FlightServerBase):
             grant = grant_of(context)
             if (command := descriptor.command or b"").startswith(_TOKENIZER):
                 digest = _digest(command.removeprefix(_TOKENIZER).decode(errors="replace"))
-                self._put_tokenizer(digest, self._quotas.pieces(grant, _pieces(reader), tokenizerfile.MAX_BYTES))
+                pieces = self._quotas.pieces(grant, _pieces(reader), tokenizerfile.MAX_BYTES)
+                self._put_tokenizer(digest, pieces, lambda: writer.write(pa.py_buffer(b"waiting")), grant)
+                self._quotas.uploaded(grant, digest, is_tokenizer=True)
                 return
             digest = _digest(command.decode(errors="replace"))
             pieces = self._quotas.pieces(grant, self.calls.received(asked, _pieces(reader)), self._prefixes.max_bytes)
@@ -273,7 +276,9 @@ class Node(flight.FlightServerBase):
             self._prefixes.put(digest, pieces, partial(self._room_to_look, sign), sign, partial(self._look, sign))
             self._quotas.uploaded(grant, digest)
 
-    def _put_tokenizer(self, digest: str, pieces: Iterator[bytes]) -> None:
+    def _put_tokenizer(
+        self, digest: str, pieces: Iterator[bytes], sign: Callable[[], None], grant: Grant | None
+    ) -> None:
         data = bytearray()
         for piece in pieces:
             data += piece
@@ -282,7 +287,10 @@ class Node(flight.FlightServerBase):
         found = hashlib.sha256(data).hexdigest()
         if found != digest:
             raise RefusedError(f"{len(data)} bytes arrived with sha256 {found}, not {digest}; upload it again")
-        tokenizerfile.keep(bytes(data), self._tokenizers)
+        # Of each tenant's, its quota says what is kept.
+        keep = partial(tokenizerfile.keep, bytes(data), self._tokenizers, all_of_them=grant is not None)
+        with self._room_to_look(sign, len(data), tokenizerfile.LOADING_TIMES):
+            self._look(sign, keep)
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         tenant = tenant_of(context)
@@ -303,7 +311,7 @@ class Node(flight.FlightServerBase):
             self._check_root(chunk.extraction.url, context)
             self._quotas.uses(grant_of(context), chunk.extraction.prefix)
             if chunk.extraction.transforms.text is not None:
-                chunk.extraction.transforms.text.check_here()
+                tokenizerfile.path_of(chunk.extraction.transforms.text.needs)
             if isinstance(request, wire.Probe):
                 return self._stream(asked, context, wire.BLOB_SCHEMA, self._probe(request, context))
             if isinstance(request, wire.Calibrate):
@@ -375,6 +383,8 @@ class Node(flight.FlightServerBase):
             engine = yield from _signs(coming, schema)
             if abandoned():
                 raise _ended()
+            if want.transforms.text is not None:
+                want.transforms.text.loaded()  # the room holds it: only its length is looked at
             if engine is not None:
                 run, at_once = partial(engine.run, boundary=want.boundary), engine.batch
                 maker += f", {engine.name} {engines.version(engine.name)}"
@@ -448,9 +458,9 @@ class Node(flight.FlightServerBase):
         return self._outbox.leave(ids, tensors, chunk.extraction.boundary)
 
     @contextmanager
-    def _room_to_look(self, sign: Callable[[], None], num_bytes: int) -> Iterator[None]:
+    def _room_to_look(self, sign: Callable[[], None], num_bytes: int, times: int = TIMES_MODEL) -> Iterator[None]:
         """Memory to load an upload for a moment, with signs of life while that has to be waited for."""
-        with self._tenants.errand("upload", TIMES_MODEL * num_bytes) as room:
+        with self._tenants.errand("upload", times * num_bytes) as room:
             for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, lambda: self._stopping):
                 sign()
             if self._stopping:
@@ -593,7 +603,9 @@ class Node(flight.FlightServerBase):
 
         with _as_status(), ExitStack() as cleanup:
             want = request.chunk.extraction
-            room = cleanup.enter_context(self._tenants.child("probe", want.prefix, want.node_batch))
+            text = want.transforms.text
+            more_bytes = 0 if text is None else tokenizerfile.LOADING_TIMES * tokenizerfile.size_of(text.needs)
+            room = cleanup.enter_context(self._tenants.child("probe", want.prefix, want.node_batch, more_bytes))
             for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, abandoned):
                 yield wire.blob_batch(b""), b""
             how: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from typing import Any
 from headwater.core.admission import Need
 from headwater.core.spec import ITEM_BYTES
 from headwater.core.tuning import Tuned
+from headwater.data import tokenizerfile
 from headwater.data.memory import memory_bytes, resident_bytes
 from headwater.data.samples import WHOLE
 from headwater.data.wire import Chunk
@@ -100,10 +101,10 @@ class Tenants:
         need = Need("", num_bytes, row_bytes, 0, rows)
         return self.rooms.open(f"{what} {next(self._errands)}", need, errand=True)
 
-    def child(self, what: str, digest: str | None, rows: int) -> Room:
+    def child(self, what: str, digest: str | None, rows: int, more_bytes: int = 0) -> Room:
         """The same for a child that runs a prefix."""
         model = TIMES_MODEL * self._prefixes.num_bytes(digest) if digest else 0
-        return self.errand(what, CHILD_BYTES + model, rows, ROW_BYTES)
+        return self.errand(what, CHILD_BYTES + model + more_bytes, rows, ROW_BYTES)
 
     def enter(
         self,
@@ -115,14 +116,28 @@ class Tenants:
         abandoned: Callable[[], bool],
         weight: float = 1.0,
     ) -> Generator[tuple[int, int] | None, None, Engine | None]:
-        """Says when to give a sign of life, with the place in the queue, until the room is in and its engine loaded.
+        """Says when to give a sign of life, with the place in the queue, until the room is in, and its tokenizer and its
+        engine loaded.
 
         The generator's value is the engine; None without a prefix.
         """
         want = chunk.extraction
         while True:
             yield from self.wait(room, pause_s, abandoned)
-            if abandoned() or not want.prefix:
+            if abandoned():
+                return None
+            if (text := want.transforms.text) is not None and room.holds is None:
+                room.holds = tokenizerfile.KEPT.get(text.needs)
+                if room.holds is None:
+                    loading = start(text.loaded)
+                    for _ in while_(loading):
+                        yield None
+                    room.holds = loading.result()
+                    del loading
+                room.needs(replace(self._need(chunk), weight=weight))
+                if not room.is_in:
+                    continue
+            if not want.prefix:
                 return None
             wanted = Wanted.of(want)
             engine: Engine | None = self._prefixes.ready(wanted)
@@ -174,11 +189,12 @@ class Tenants:
         sample = sum(ref.size if ref.length == WHOLE else ref.length for ref in chunk.samples) // len(chunk.samples)
         hold = sample + pixels + 2 * crosses  # the second as the wire has it
         if not want.prefix:
-            return Need("", 0, 0, hold, wanted)
+            return Need("", self._tokenizer_bytes(chunk), 0, hold, wanted)
         tuned = self._prefixes.tuned(Wanted.of(want))
         if tuned is None:
             return self._to_prepare(chunk)
         fixed, row = tuned.memory or self._guess(want.prefix)
+        fixed += self._tokenizer_bytes(chunk)
         work = (row + self._float_bytes(chunk)) * self._at_once(tuned)
         piece = tuned.candidate.batch
         return Need(Wanted.of(want).name, fixed, work, hold, wanted, rates=tuned.rates, piece=piece)
@@ -188,7 +204,13 @@ class Tenants:
         want = chunk.extraction
         assert want.prefix is not None
         model = TIMES_MODEL * self._prefixes.num_bytes(want.prefix)
-        return Need(Wanted.of(want).name, CHILD_BYTES + model, ROW_BYTES, 0, TRIAL_ROWS * self._num_threads)
+        fixed = CHILD_BYTES + model + self._tokenizer_bytes(chunk)
+        return Need(Wanted.of(want).name, fixed, ROW_BYTES, 0, TRIAL_ROWS * self._num_threads)
+
+    def _tokenizer_bytes(self, chunk: Chunk) -> int:
+        """Of each job that uses it, though several may use the same."""
+        text = chunk.extraction.transforms.text
+        return 0 if text is None else tokenizerfile.needs_bytes(text.needs)
 
     def _guess(self, digest: str) -> tuple[int, int]:
         """Where nothing could be measured."""
