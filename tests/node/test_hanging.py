@@ -70,7 +70,9 @@ def serve(state):
         each.stop(5)
 
 
-def test_a_root_that_hangs_leaves_the_others_their_readers_and_listings(dead, free, pictures, serve, chunk_of, never, caplog):
+def test_a_root_that_hangs_leaves_the_others_their_readers_and_listings(
+    dead, free, pictures, serve, chunk_of, never, caplog
+):
     node, client = serve(pictures, dead)
     chunk = chunk_of(folder=dead)
     with ThreadPoolExecutor(6) as pool:

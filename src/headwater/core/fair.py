@@ -12,8 +12,8 @@ right.
 
 What holds (tests/core/test_fair.py): nothing is lost or doubled; of a tenant's tasks the most urgent comes first, then
 the oldest; tenants of one weight that always have something to do are never further apart than two tasks for each
-thread; a tenant waits for no more than that behind each of the others. Tasks of a place that has as many running as it may
-(`core.places`) wait, and hold up nobody else.
+thread; a tenant waits for no more than that behind each of the others. Tasks of a place that has as many running as it
+may (`core.places`) wait, and hold up nobody else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How many may be at work at once, where some of them may never come back: of one place no more than half.
 
-Owns `Places`, a count without clock or lock. A place is what shares a fate: a root of the store, whose disk may hang, or
-a tenant where there is one root alone. With several of them there is room for twice as many, so that one alone has as
-many as without the others.
+Owns `Places`, a count without clock or lock. A place is what shares a fate: a root of the store, whose disk may hang,
+or a tenant where there is one root alone. With several of them there is room for twice as many, so that one alone has
+as many as without the others.
 
 What holds (tests/core/test_places.py): of one place no more than `most` get in; where there are several, whoever else
 comes gets in however many of one place never leave.

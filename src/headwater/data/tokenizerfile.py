@@ -128,8 +128,8 @@ def _check_part(part: str, said: Any, depth: int) -> float:
     if kind == "TemplateProcessing":
         pieces = said.get("single")
         if not isinstance(pieces, list) or sum(isinstance(each, dict) and "Sequence" in each for each in pieces) != 1:
-            raise ConfigError("the tokenizer's TemplateProcessing has the text more than once, or not at all; nodes run "
-                              "those that have it once")  # fmt: skip
+            raise ConfigError("the tokenizer's TemplateProcessing has the text more than once, or not at all; nodes "
+                              "run those that have it once")  # fmt: skip
     if kind == "Replace":
         return _growth(str(pattern["String"]), str(said.get("content") or ""))
     if kind == "Prepend" and len(str(said.get("prepend") or "")) > MAX_AFFIX:

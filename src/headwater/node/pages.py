@@ -40,8 +40,8 @@ class _Made:
 
 
 class Pages:
-    """Answers on `listener` until closed. `look` is told how many clients were turned away; `why_not_ready` says nothing
-    if the node is; `grants` has the tokens that are in force, on a node that asks for one."""
+    """Answers on `listener` until closed. `look` is told how many clients were turned away; `why_not_ready` says
+    nothing if the node is; `grants` has the tokens that are in force, on a node that asks for one."""
 
     def __init__(
         self,

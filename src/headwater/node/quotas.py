@@ -2,7 +2,8 @@
 
 Owns `Quotas`: how many of a tenant's streams run at once and how many rows a second they begin (further ones wait, with
 signs of life meanwhile), and what it may upload and have kept. Which prefix is whose is in files beside them,
-`<digest>.tenant`; so it is with tokenizers, which count among a tenant's prefixes. A call without a grant, on a node without tokens, passes.
+`<digest>.tenant`; so it is with tokenizers, which count among a tenant's prefixes. A call without a grant, on a node
+without tokens, passes.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ class Tenants:
         abandoned: Callable[[], bool],
         weight: float = 1.0,
     ) -> Generator[tuple[int, int] | None, None, Engine | None]:
-        """Says when to give a sign of life, with the place in the queue, until the room is in, and its tokenizer and its
-        engine loaded.
+        """Says when to give a sign of life, with the place in the queue, until the room is in, and its tokenizer and
+        its engine loaded.
 
         The generator's value is the engine; None without a prefix.
         """
