@@ -81,6 +81,13 @@ def test_who_waits_for_memory_is_told_its_place_and_served_when_there_is_some(no
     assert caplog.text.count("waiting for memory") == 1
 
 
+def test_a_row_counts_as_large_as_the_largest_sample_of_its_chunk(node, chunk_of):
+    chunk = chunk_of()
+    few = node._tenants._need(chunk).hold_bytes
+    large = replace(chunk.samples[-1], size=900 * MB)
+    assert node._tenants._need(replace(chunk, samples=(*chunk.samples[:-1], large))).hold_bytes >= 900 * MB > few
+
+
 def test_what_never_fits_is_refused_with_the_way_out(node, client, chunk_of, never):
     rooms = node._tenants.rooms
     rooms.budget_bytes = rooms._machine.budget_bytes = 1000

@@ -186,7 +186,8 @@ class Tenants:
         wanted = min(want.node_batch, len(chunk.samples))
         pixels = want.transforms.pixel_spec.row_bytes
         crosses = sum(spec.row_bytes for spec in want.boundary)
-        sample = sum(ref.size if ref.length == WHOLE else ref.length for ref in chunk.samples) // len(chunk.samples)
+        # The largest: any group may consist of such, and what they are on average says nothing of one.
+        sample = max(ref.size if ref.length == WHOLE else ref.length for ref in chunk.samples)
         hold = sample + pixels + 2 * crosses  # the second as the wire has it
         if not want.prefix:
             return Need("", self._tokenizer_bytes(chunk), 0, hold, wanted)
