@@ -123,6 +123,8 @@ class Tenants:
         """
         want = chunk.extraction
         while True:
+            if not room.is_in:
+                room.holds = None  # as the engine, below
             yield from self.wait(room, pause_s, abandoned)
             if abandoned():
                 return None
