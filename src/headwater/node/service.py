@@ -287,8 +287,10 @@ class Node(flight.FlightServerBase):
         found = hashlib.sha256(data).hexdigest()
         if found != digest:
             raise RefusedError(f"{len(data)} bytes arrived with sha256 {found}, not {digest}; upload it again")
-        # Of each tenant's, its quota says what is kept.
-        keep = partial(tokenizerfile.keep, bytes(data), self._tokenizers, all_of_them=grant is not None)
+
+        def keep() -> None:  # all of them, where a tenant's quota says which go
+            tokenizerfile.keep(bytes(data), self._tokenizers, all_of_them=grant is not None)
+
         with self._room_to_look(sign, len(data), tokenizerfile.LOADING_TIMES):
             self._look(sign, keep)
 
