@@ -115,6 +115,8 @@ WRONG = {
     "draws at random": wordpiece(model={**BPE, "dropout": 0.5}),
     "long affix": wordpiece(model={**BPE, "continuing_subword_prefix": "#" * 1000}),
     "long word": wordpiece(model={"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0], ["a" * 5000, -1.0]]}),
+    "Unigram takes": wordpiece(model={"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0]] + [
+        [f"{number}{chr(97 + number) * 250}", -1.0] for number in range(20)]}),
     "not JSON": b"{",
     "no model": b"{}",
     "not an object": b"[]",

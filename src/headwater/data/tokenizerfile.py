@@ -17,6 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -32,8 +33,11 @@ MAX_GROWTH = 16.0  # times, that normalizers may make a text longer
 MAX_AFFIX = 256  # characters that a step puts in front of a text or of a part of it
 MAX_UNIGRAM = 256  # characters of a Unigram's longest word: a text is looked through for it from each of its places
 FILES_KEPT = 32
-# Of a file's bytes, the memory that it takes while it is loaded, and afterwards. (MEASURE)
-LOADING_TIMES, HELD_TIMES = 20, 12
+# Of a file's bytes, the memory that it takes while it is loaded, and afterwards. By hand, with vocabularies of 11 to
+# 13 MB (tokenizers 0.23): WordPiece and WordLevel 27 and 14 times, BPE 32 and 10. A Unigram takes more: a tree of its
+# words, 273 bytes for each letter that no other word has at that place (63 and 49 times in all). One whose tree takes
+# more than `LOADING_TIMES` allow is refused, since how much memory to wait for is known from its size alone.
+LOADING_TIMES, READING_TIMES, HELD_TIMES, LETTER_BYTES = 80, 36, 15, 280
 KEPT_PART = 64  # of the memory, for tokenizers that nothing uses now
 UNKNOWN_TOKENIZER = "unknown tokenizer"  # in the text of a RefusedError: upload it, then ask again
 
@@ -86,6 +90,9 @@ def check(data: bytes) -> dict[str, Any]:
     if growth > MAX_GROWTH:
         raise ConfigError(f"the tokenizer's normalizer may make a text {growth:.3g} times as long; the limit is "
                           f"{MAX_GROWTH:g}")  # fmt: skip
+    if (num_bytes := _tree_bytes(said["model"])) > (most := (LOADING_TIMES - READING_TIMES) * len(data)):
+        raise ConfigError(f"the tokenizer's Unigram takes {num_bytes / 1e6:,.3g} MB in memory for its {len(data):,} "
+                          f"bytes; the limit is {most / 1e6:,.3g}; use one with shorter words")  # fmt: skip
     if not isinstance(said.get("added_tokens") or [], list):
         raise ConfigError("the tokenizer's added_tokens are not a list")
     word = said["model"].get("max_input_chars_per_word", 100)
@@ -109,6 +116,21 @@ def _check_model(model: Mapping[str, Any]) -> None:
         if longest > MAX_UNIGRAM:
             raise ConfigError(f"the tokenizer's Unigram has a word of {longest:,} characters; the limit is "
                               f"{MAX_UNIGRAM}")  # fmt: skip
+
+
+def _tree_bytes(model: Mapping[str, Any]) -> int:
+    """What the tree of a Unigram's words takes."""
+    words = model.get("vocab")
+    if model.get("type") != "Unigram" or not isinstance(words, list):
+        return 0
+    found = sorted({str(each[0]).encode(errors="replace") for each in words if isinstance(each, list) and each})
+    letters = sum(map(len, found))
+    for word, after in pairwise(found):
+        for one, other in zip(word, after, strict=False):
+            if one != other:
+                break
+            letters -= 1
+    return LETTER_BYTES * letters
 
 
 def _check_part(part: str, said: Any, depth: int) -> float:
@@ -250,7 +272,8 @@ def _read(digest: str) -> Loaded:
     if hashlib.sha256(data).hexdigest() != digest:
         path.unlink(missing_ok=True)
         raise RefusedError(f"{UNKNOWN_TOKENIZER} {digest}: the stored file was damaged and is gone")
-    found = Loaded(_load(check(data)), HELD_TIMES * len(data))
+    said = check(data)
+    found = Loaded(_load(said), HELD_TIMES * len(data) + _tree_bytes(said["model"]))
     with contextlib.suppress(OSError):
         os.utime(path)  # used now: the last to go
     return found
