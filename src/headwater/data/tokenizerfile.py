@@ -33,11 +33,12 @@ MAX_GROWTH = 16.0  # times, that normalizers may make a text longer
 MAX_AFFIX = 256  # characters that a step puts in front of a text or of a part of it
 MAX_UNIGRAM = 256  # characters of a Unigram's longest word: a text is looked through for it from each of its places
 FILES_KEPT = 32
-# Of a file's bytes, the memory that it takes while it is loaded, and afterwards. By hand, with vocabularies of 11 to
-# 13 MB (tokenizers 0.23): WordPiece and WordLevel 27 and 14 times, BPE 32 and 10. A Unigram takes more: a tree of its
-# words, 273 bytes for each letter that no other word has at that place (63 and 49 times in all). One whose tree takes
-# more than `LOADING_TIMES` allow is refused, since how much memory to wait for is known from its size alone.
-LOADING_TIMES, READING_TIMES, HELD_TIMES, LETTER_BYTES = 80, 36, 15, 280
+# Of a file's bytes, the memory that it takes while it is loaded, and afterwards. By hand (tokenizers 0.23), the peak
+# and what stayed: vocabularies of 11 to 13 MB of WordPiece and WordLevel 27 and 14 times, BPE 32 and 10; of words of
+# two letters 51 and 20; added tokens of 2,000 letters 77 and 17. A Unigram has a tree of its words beside that, 273
+# bytes for each letter that no other word has at that place: 63 and 49 times in all, 73 and 51 for short words. One
+# whose tree takes more than `LOADING_TIMES` leave is refused, since how much to wait for is known from a file's size.
+LOADING_TIMES, READING_TIMES, HELD_TIMES, LETTER_BYTES = 96, 52, 20, 280
 KEPT_PART = 64  # of the memory, for tokenizers that nothing uses now
 UNKNOWN_TOKENIZER = "unknown tokenizer"  # in the text of a RefusedError: upload it, then ask again
 
