@@ -87,7 +87,7 @@ def _request(room: Room) -> Harness:
 
 
 def _ticket_seeds() -> Sequence[bytes]:
-    samples = (SampleRef(0, "a/0.jpg", 0, -1, 700, ""), SampleRef(1, "a/1.png", 0, -1, 5, ""),
+    samples = (SampleRef(0, "a/0.jpg", 0, -1, 9000, ""), SampleRef(1, "a/1.png", 0, -1, 9000, ""),
                SampleRef(7, "b/3.jpg", 0, 5, 5, ""), SampleRef(8, "link/secret.jpg", 0, -1, 9, ""))  # fmt: skip
     seeds = []
     for chain, codec in zip(chains(), ("raw", "fp16", "bf16", "int8"), strict=True):

@@ -160,12 +160,23 @@ def test_a_trainer_that_waits_for_its_quota_knows_and_says_so_once(tenants, chun
     assert len(tenants["a"].list_samples(wire.Listing(chunk.extraction.url))) == 50
 
 
+def test_prefixes_that_are_only_named_are_not_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr(quotas, "MAX_USED", 3)
+    held, here = Quotas(tmp_path), [f"{number:064}" for number in range(5)]
+    for digest in here:
+        (tmp_path / f"{digest}.onnx").touch()
+    for digest in [*here, *(f"{number:064}" for number in range(1000, 2000))]:
+        held.uses(grant(), digest)
+    assert [each["digest"] for each in held.shown(grant(), [{"digest": each} for each in here])] == here[-3:]
+    assert len(held._used["a"]) == 3
+
+
 def test_a_tokens_weight_is_that_of_its_jobs(tenants, chunk_of, never, monkeypatch):
     seen, put = {}, Fair.put
 
-    def noted(self, tenant, urgency, task, weight=1.0):
+    def noted(self, tenant, urgency, task, weight=1.0, *place):
         seen[tenant.partition("/")[0]] = weight
-        put(self, tenant, urgency, task, weight)
+        put(self, tenant, urgency, task, weight, *place)
 
     monkeypatch.setattr(Fair, "put", noted)
     for name in "ab":

@@ -16,15 +16,19 @@ from headwater.core.admission import Need
 from headwater.core.spec import TensorSpec
 from headwater.core.tuning import Candidate
 from headwater.data import wire
+from headwater.data.decode import PIXEL_BYTES
 from headwater.data.extract import Part
 from headwater.data.memory import resident_bytes
+from headwater.data.room import ROOM
 from headwater.errors import ConfigError, HeadwaterError, RefusedError
-from headwater.node import engines
+from headwater.node import engines, tenants
 from headwater.node.engine import Engine
 from headwater.node.rooms import Room, Rooms
-from headwater.node.tenants import budget
+from headwater.node.service import Node
+from headwater.node.tenants import budget, picture_bytes
+from headwater.train.client import NodeClient
 
-MB = 1 << 20
+MB, GB = 1 << 20, 1 << 30
 
 
 def hungry(build):
@@ -209,6 +213,13 @@ def test_a_wait_is_over_with_its_call(node, client, chunk_of, caplog):
     assert client._waits == {}
 
 
+def test_a_row_counts_as_large_as_the_largest_sample_of_its_chunk(node, chunk_of):
+    chunk = chunk_of()
+    few = node._tenants._need(chunk).hold_bytes
+    large = replace(chunk.samples[-1], size=900 * MB)
+    assert node._tenants._need(replace(chunk, samples=(*chunk.samples[:-1], large))).hold_bytes >= 900 * MB > few
+
+
 def test_what_never_fits_is_refused_with_the_way_out(node, client, chunk_of, never):
     rooms = node._tenants.rooms
     rooms.budget_bytes = rooms._machine.budget_bytes = 1000
@@ -235,9 +246,47 @@ def test_a_node_that_adapts_nothing_lets_everyone_in():
     assert [room.take(1000), room.take(7)] == [512, 7]
 
 
+def test_a_chunk_on_its_way_ends_with_the_reason_when_its_job_asks_for_too_much():
+    rooms, told = Rooms(100, engines=None), []
+    first = rooms.open("job", Need("", 0, 0, 1, 4))
+    first.when_worth_asking(lambda: told.append("ask"))
+    assert first.take(8) == 4
+    with rooms.open("job", Need("", 0, 0, 1 << 30, 4)):
+        assert told == ["ask"]
+        with pytest.raises(RefusedError, match=r"takes 3\.22 GB of memory on the node even for one row"):
+            first.take(4)
+    rooms.close()
+
+
 def test_too_little_memory_for_a_node_is_said_before_it_starts():
     with pytest.raises(ConfigError, match=r"100 MB of memory are too little for a node with 2 threads.*--memory"):
         budget(100_000_000, 2)
+
+
+@pytest.mark.parametrize(("total", "threads"), [(1610 * 10**6, 1), (2 * 10**9, 2), (8 * GB, 8), (64 * GB, 32)])
+def test_pictures_that_are_decoded_are_no_part_of_the_jobs_memory(total, threads, monkeypatch):
+    monkeypatch.setattr(tenants, "memory_bytes", lambda: total)
+    pictures = picture_bytes(None, threads)
+    assert budget(None, threads) + pictures + resident_bytes() < 0.9 * total
+    assert pictures >= 24_000_000 * PIXEL_BYTES, "a camera's picture can be decoded on a small node, too"
+    monkeypatch.setattr(tenants, "memory_bytes", lambda: 100 * total)
+    assert picture_bytes(total, threads) == pictures, "--memory is the limit, not the machine"
+
+
+def test_a_picture_that_is_too_large_for_the_node_is_refused_with_the_limit(
+    state, pictures, chunk_of, monkeypatch, never
+):
+    monkeypatch.setattr(ROOM, "most_bytes", 1 << 40)
+    node = Node("grpc://127.0.0.1:0", (str(pictures),), state=state, num_threads=2, max_memory_bytes=GB)
+    try:
+        assert ROOM.most_bytes == picture_bytes(GB, 2) <= GB // 4
+        ROOM.allow(1000)
+        client = NodeClient(f"grpc://127.0.0.1:{node.port}")
+        (bad, *_) = client.rows(chunk_of(), never).bad
+        assert "the memory here is for 100 at a time; shrink the picture" in bad.reason
+        client.close()
+    finally:
+        node.stop(5)
 
 
 def test_a_trainer_that_knows_nothing_of_waiting_reads_it_as_no_bad_samples():

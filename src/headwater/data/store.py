@@ -197,10 +197,12 @@ class Store:
         length: int | None = None,
         etag: str | None = None,
         max_bytes: int | None = None,
+        listed_bytes: int | None = None,
     ) -> Any:
         """The bytes of an object (a buffer), or `length` of them from `offset`.
 
-        With `etag`, an object that is not the one with that etag is a ChangedError. More than `max_bytes` are not read.
+        With `etag`, an object that is not the one with that etag is a ChangedError; so are more than `listed_bytes`.
+        More than `max_bytes` are not read.
         """
         self._check(key)
         if offset < 0 or (length is not None and length < 0):
@@ -216,6 +218,8 @@ class Store:
             result = self._objects.get(key, options=options)
             self.check_etag(key, self._etag(result.meta), etag)
             start, stop = result.range
+            if listed_bytes is not None and stop - start > listed_bytes:
+                raise self._changed(key, f"has {stop - start:,} bytes", f"with {listed_bytes:,}")
             if max_bytes is not None and stop - start > max_bytes:
                 raise BadSampleError(key, f"has {stop - start:,} bytes in {self._shown}, the limit for one sample is "
                                      f"{max_bytes:,}; make it smaller")  # fmt: skip
@@ -242,10 +246,13 @@ class Store:
     def check_etag(self, key: str, found: str, listed: str | None) -> None:
         """ChangedError if the object was listed with another etag than it has."""
         if listed and found != _bare(listed):
-            raise ChangedError(
-                f"{key} in {self._shown} has changed since it was listed: etag {found!r}, listed as "
-                f"{_bare(listed)!r}; list the data again (start a new job), or put the old object back"
-            )
+            raise self._changed(key, f"etag {found!r}", f"as {_bare(listed)!r}")
+
+    def _changed(self, key: str, found: str, listed: str) -> ChangedError:
+        return ChangedError(
+            f"{key} in {self._shown} has changed since it was listed: {found}, listed {listed}; list the data again "
+            "(start a new job), or put the old object back"
+        )
 
     def map(self, key: str) -> Mapped:
         """A file of a local store as memory, as it is now; no bytes are copied."""

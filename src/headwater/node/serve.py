@@ -137,7 +137,7 @@ def serve(
         threading.Thread(target=watch, name="parent", daemon=True).start()
     node.calls.changed = lambda: os.write(tell, _CHANGED)
     if listener is not None:
-        pages = Pages(listener, node.shown, lambda: node.calls.is_serving, node.grants)
+        pages = Pages(listener, node.shown, node.why_not_ready, node.grants)
         node.http_port, node.num_turned_away = pages.port, lambda: pages.num_turned_away
     announce(node)
     log.info("the node ends: %s", _wait(node.calls, told))
