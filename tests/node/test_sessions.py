@@ -259,9 +259,8 @@ def test_nothing_is_done_any_more_for_a_token_that_was_taken_back(kind, guarded,
         hear()
 
 
-def test_a_quota_that_is_lowered_counts_for_sessions_that_run(guarded, file, pictures):
+def test_a_quota_that_is_lowered_counts_for_sessions_that_run(guarded, file):
     host = _SessionHost(guarded, Asked("training", "a"), guarded.grants()[0])
-    host.check_root(str(pictures))
     assert [host.pause_s(100), host.pause_s(100), host.weight] == [0, 0, 1]
     file.write(rows_per_second=10, weight=0.5, max_upload="1KB")
     host.check_allowed()

@@ -284,3 +284,17 @@ def test_who_talks_faster_than_is_listened_to_is_held_back(monkeypatch):
 
     exchange.Exchange(talker, talker, lambda: False).carry(work)
     assert heard[-1] <= 20 + 50_000 // 8000 + 1
+
+
+def test_nothing_is_read_before_the_session_is_let_in():
+    talker, let_in, seen = Talker(), threading.Event(), []
+
+    def work(call):
+        threading.Timer(0, let_in.set).start()  # however long that takes
+        let_in.wait()
+        seen.append(talker.num_read)
+        call.take()
+        talker.ended.set()
+
+    exchange.Exchange(talker, talker, lambda: False).carry(work)
+    assert seen == [0]

@@ -50,13 +50,18 @@ class Exchange:
         self._fault: Exception | None = None  # what ended the work
         self._taken = threading.Condition()
         self._put_off: list[Parcel] = []
+        self._wanted = threading.Event()  # somebody has asked for a message
         self._gone = threading.Event()
+        self._asking = threading.Lock()  # the call itself may be asked only as long as there is one
         self._said = time.monotonic()
         self.received_bytes = self.sent_bytes = 0
 
     @property
     def is_gone(self) -> bool:
-        return self._gone.is_set() or self._stopping() or self._is_cancelled()
+        if self._stopping():
+            return True
+        with self._asking:
+            return self._gone.is_set() or self._is_cancelled()
 
     def admit(self, words: Mapping[str, Words]) -> None:
         """The session is let in, and may be told more at once; messages of these kinds may have so many words."""
@@ -82,7 +87,9 @@ class Exchange:
             raise GoneError from error
 
     def take(self) -> Parcel:
-        """The next message; GoneError if there will be none."""
+        """The next message; GoneError if there will be none. None is read before the first is asked for: whoever waits
+        to be let in takes no memory."""
+        self._wanted.set()
         if self._put_off:
             return self._put_off.pop(0)
         while True:
@@ -118,6 +125,8 @@ class Exchange:
         worker.start()
         beats.start()
         try:
+            while not self._wanted.wait(0.5) and not self.is_gone:
+                pass
             while True:
                 try:
                     item = self._reader.read_chunk()
@@ -139,7 +148,8 @@ class Exchange:
                 self._put(parcel, num_bytes)
                 del item, parcel
         finally:
-            self._gone.set()
+            with self._asking:
+                self._gone.set()
             self._put(None)
             worker.join()
             beats.join()

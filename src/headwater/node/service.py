@@ -635,7 +635,7 @@ class _SessionHost:
     def __init__(self, node: Node, asked: Asked, grant: Grant | None) -> None:
         self._node, self._asked = node, asked
         self._grant = grant  # as it is in force
-        self._url = ""
+        self._url = ""  # that the session is about, once it has said so
         self.num_threads = node.num_threads
         self.extractor = node._extractor
         self.store = node._store
@@ -663,7 +663,8 @@ class _SessionHost:
         found = confirm(self._node.grants(), self._grant, time.time())
         if found != self._grant:
             self._grant = found
-            self.check_root(self._url)
+            if self._url:
+                self.check_root(self._url)
 
     def place(self, waits: Callable[[], None]) -> AbstractContextManager[None]:
         return self._node._quotas.session(self._grant, waits)

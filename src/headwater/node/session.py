@@ -162,15 +162,15 @@ class Session:
         self._told = float("-inf")  # when it was last said that something is waited for
 
     def run(self) -> None:
-        opened = Opened.of(self._exchange.take())
-        chunk = opened.pattern
-        self._host.check_root(chunk.extraction.url)
         with ExitStack() as stack:
+            stack.enter_context(self._host.place(lambda: self._waits("quota")))
+            opened = Opened.of(self._exchange.take())
+            chunk = opened.pattern
+            self._host.check_root(chunk.extraction.url)
             pixels = Pixels(self._host.extractor, lambda: self._host.store(chunk.extraction.url), chunk,
                             lambda: self._exchange.is_gone, self._host.weight, opened.ahead_rows)  # fmt: skip
             stack.callback(pixels.close)
             self._pixels, self._opened = pixels, opened
-            stack.enter_context(self._host.place(lambda: self._waits("quota")))
             self._wait_for(stack.enter_context(self._host.room(self._need_bytes(opened))))
             if opened.graph is not None and not opened.num_measured:
                 assert opened.end is not None
