@@ -340,9 +340,9 @@ def test_a_trainer_that_vanishes_has_abandoned_its_session(node, start, caplog):
     assert not [each for each in caplog.records if each.name.startswith("headwater.node")]
 
 
-def parsed(text, words={"open": OPENING}):  # noqa: B006  nobody changes it
+def parsed(text, words=None):
     batch, _ = Parcel("a").to_batch()
-    return Parcel.from_batch(batch, text, words)
+    return Parcel.from_batch(batch, text, words or {"open": OPENING})
 
 
 @pytest.mark.parametrize(("kind", "num"), [("fetch", 10_000), ("norm", 10_000), ("open", 600_000), ("", 10_000)])
