@@ -77,8 +77,8 @@ class Replicas:
             raise next(iter(self._why.values()))
 
     def present(self) -> dict[int, Peer]:
-        """Who is there now, whoever has come back included. If nobody is, they are waited for; a node's word that others
-        have to end first does not count as silence."""
+        """Who is there now, whoever has come back included. If nobody is, they are waited for; being told to wait for
+        others to end does not count as silence."""
         begun = time.monotonic()
         deadline = begun + self._patience_s
         told = False
