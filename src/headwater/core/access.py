@@ -88,8 +88,7 @@ def identify(grants: Sequence[Grant], headers: Sequence[str], now_s: float) -> G
 
 
 def confirm(grants: Sequence[Grant], grant: Grant, now_s: float) -> Grant:
-    """For a call that lasts: what the token that it came with allows now. RefusedError if it is not in force any more.
-    """
+    """For a call that lasts: what the token that it came with allows now. RefusedError if it is no longer in force."""
     found = next((each for each in grants if (each.digest, each.tenant) == (grant.digest, grant.tenant)), None)
     if found is None:
         raise RefusedError(f"the token of tenant {grant.tenant} is not one of this node's any more; {_ASK}")

@@ -12,8 +12,7 @@ VALUE_BYTES = 128  # that CPython takes for one at most, its place in what holds
 
 
 def most_values(text: bytes) -> int:
-    """Values in it at most, keys included: each but the first stands behind one of these. Those within texts count, too;
-    it is a bound."""
+    """Values in it at most, keys included: each but the first stands behind one of these. Those in texts count, too."""
     return 1 + sum(text.count(mark) for mark in (b",", b":", b"[", b"{"))
 
 
