@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import headwater as hw
+from headwater.core.access import entry_text, token_digest
 from headwater.data.transforms import Resize, ToFloat, Transforms
 from headwater.errors import DamagedError, HeadwaterError, UnreachableError
 
@@ -121,6 +122,21 @@ def test_a_node_that_is_told_to_stop_hands_its_part_to_the_others(norm_model, al
 
     found, _ = train(norm_model, pictures, [node.address for node in nodes], at)
     assert nodes[1].process.wait(timeout=30) == 0
+    assert_same(found, alone[0], norm_model, alone[1])
+
+
+def test_a_cut_link_is_not_the_end_of_a_tenant_with_a_single_stream(norm_model, alone, pictures, start_node, tmp_path):
+    """The trainer is back before the node has noticed."""
+    token, file = f"hw_{'a' * 43}", tmp_path / "tokens.toml"
+    file.write_text(entry_text("a", token_digest(token), {"max_chunks": 1}))
+    node = start_node(pictures, options=("--tokens", str(file), "--state", str(tmp_path / "state")))
+
+    def at(step, job):
+        if step == 4:
+            job._replicas.peers[0]._reader.cancel()
+
+    found, job = train(norm_model, pictures, [node.address], at, token=token)
+    assert job._replicas.rejoined == 1
     assert_same(found, alone[0], norm_model, alone[1])
 
 

@@ -9,7 +9,7 @@ import pytest
 from headwater.core.access import Grant, Quota, entry_text, token_digest
 from headwater.core.fair import Fair
 from headwater.data import wire
-from headwater.errors import RefusedError
+from headwater.errors import RefusedError, UnreachableError
 from headwater.node import quotas
 from headwater.node.quotas import Quotas
 from headwater.node.service import Node
@@ -193,3 +193,25 @@ def test_uploads_under_way_together_have_a_limit(tmp_path, monkeypatch):
         next(held.pieces(allowed, iter([b"x" * 9]), 100))
     assert list(first) == []
     assert next(held.pieces(allowed, iter([b"x" * 9]), 100))
+
+
+def test_a_session_waits_for_its_turn_like_any_stream(tmp_path, monkeypatch):
+    monkeypatch.setattr(quotas, "_POLL_S", 0.01)
+    held, few, waited = Quotas(tmp_path), grant(max_chunks=1), []
+    first = held.stream(few, SCHEMA, iter(["first"]), lambda: False, 1)
+    next(first)
+
+    def waits():
+        waited.append(True)
+        if len(waited) == 3:
+            first.close()
+
+    def gives_up():
+        raise UnreachableError
+
+    with held.session(few, waits):
+        assert len(waited) == 3
+        with pytest.raises(UnreachableError), held.session(few, gives_up):
+            pass
+    with held.session(few, gives_up):  # who gave up has left nothing behind
+        pass

@@ -1,5 +1,6 @@
 """A part of a table on a node's disk: whole after every kind of ending, small while untouched, and not to be misled."""
 
+import errno
 import os
 import shutil
 
@@ -15,6 +16,7 @@ from headwater.core.form import to_json
 from headwater.core.table import TableSpec, initial
 from headwater.data.tablewire import bags_arrays, pack, unpack
 from headwater.errors import ConfigError, HeadwaterError, RefusedError
+from headwater.node import steplog
 from headwater.node.part import Part
 from headwater.node.tables import Tables
 
@@ -373,3 +375,101 @@ def test_a_table_that_is_too_large_leaves_nothing_behind(tmp_path):
         call(tables, opening(TableSpec(2**33, 4)))
     call(tables, opening())
     tables.close()
+
+
+@pytest.fixture
+def fail_once(monkeypatch):
+    """fail_once(): the next sync of data fails as Linux tells of it: once, and then all is well."""
+    real, left = os.fdatasync, []
+
+    def sync(file):
+        if left:
+            left.pop()
+            raise OSError(errno.EIO, "Input/output error")
+        real(file)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    return lambda: left.append(True)
+
+
+def test_what_the_disk_failed_to_keep_is_never_confirmed_nor_what_comes_behind_it(tmp_path, versions, fail_once):
+    part = made(tmp_path / "part")
+    part.step("a", step(1))
+    part.sync()
+    part.step("a", step(2))
+    fail_once()
+    for _ in range(2):  # the second time the kernel would say that all is well
+        with pytest.raises(RefusedError, match=r"failed to keep the last one \(Input/output error\), which is not"):
+            part.sync()
+    for late in (lambda: part.step("a", step(3)), lambda: part.settle("a"), lambda: part.back("a", 1)):
+        with pytest.raises(RefusedError, match="open the table again"):
+            late()
+    part.step("a", step(2))  # said twice: it has been done, and can't be confirmed
+    with pytest.raises(RefusedError, match="look at that disk"):
+        part.sync()
+    part.close()
+    again = Part(tmp_path / "part", CACHE)
+    assert again.once.version == 1
+    for version in (2, 3):
+        again.step("a", step(version))
+        again.sync()
+    np.testing.assert_array_equal(everything(again), versions[3])
+    again.close()
+
+
+def test_a_trainer_that_opens_a_table_again_goes_on_from_what_its_disk_has_kept(tmp_path, fail_once):
+    tables, header = Tables(tmp_path, 10**9, 10**8), {"what": "step", "settled": 0, "number": 1, "lr": 0.1}
+    arrays = {"ids": np.array([1]), "lengths": np.array([1]), "grads": np.ones((1, 4))}
+    call(tables, opening())
+    call(tables, {**header, "version": 1}, arrays)
+    fail_once()
+    with pytest.raises(RefusedError, match="failed to keep"):
+        call(tables, {**header, "version": 2}, arrays)
+    assert call(tables, opening())[0][0]["version"] == 1
+    call(tables, {**header, "version": 2}, arrays)
+    assert call(tables, {"what": "about"})[0][0]["version"] == 2
+    tables.close()
+
+
+def test_a_step_that_a_killed_node_did_not_sync_is_synced_before_it_is_confirmed(tmp_path, monkeypatch):
+    part = made(tmp_path / "part")
+    part.step("a", step(1))
+    left = tmp_path / "left"
+    shutil.copytree(tmp_path / "part", left)  # a kill
+    part.close()
+    synced, real = [], os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), real(file)))
+    again = Part(left, CACHE)
+    again.step("a", step(1))  # the trainer, which was not answered, says it again
+    again.sync()
+    assert str(left / "log") in synced
+    again.close()
+
+
+def test_a_new_log_is_in_its_folder_before_a_step_is_taken_into_it(tmp_path, monkeypatch):
+    part, done = made(tmp_path / "part"), []
+    part.step("a", step(1))
+    real = steplog.sync_folder
+    monkeypatch.setattr(steplog, "sync_folder", lambda folder: (done.append(sorted(folder.glob("log*"))), real(folder)))
+    part.log.turn()
+    assert done == [[tmp_path / "part" / "log", tmp_path / "part" / "log.old"]]
+    part.close()
+
+
+def test_a_log_that_can_not_be_turned_goes_on_as_it_was(tmp_path, versions, monkeypatch):
+    part = made(tmp_path / "part")
+    part.step("a", step(1))
+
+    def full(folder):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(steplog, "sync_folder", full)
+    with pytest.raises(RefusedError, match="No space left"):
+        part.settle("a")
+    monkeypatch.undo()
+    part.step("a", step(2))
+    part.sync()
+    part.close()
+    again = Part(tmp_path / "part", CACHE)
+    np.testing.assert_array_equal(everything(again), versions[2])
+    again.close()

@@ -284,3 +284,22 @@ def test_who_talks_faster_than_is_listened_to_is_held_back(monkeypatch):
 
     exchange.Exchange(talker, talker, lambda: False).carry(work)
     assert heard[-1] <= 20 + 50_000 // 8000 + 1
+
+
+def test_nothing_is_read_before_the_session_is_let_in():
+    talker, let_in, looked, seen = Talker(), threading.Event(), [], []
+
+    def is_cancelled():  # whoever does not read looks now and then whether it is worth waiting
+        looked.append(True)
+        if len(looked) == 2:
+            let_in.set()
+        return False
+
+    def work(call):
+        let_in.wait()
+        seen.append(talker.num_read)
+        call.take()
+        talker.ended.set()
+
+    exchange.Exchange(talker, talker, lambda: False, is_cancelled).carry(work)
+    assert seen == [0]

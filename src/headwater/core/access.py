@@ -87,11 +87,13 @@ def identify(grants: Sequence[Grant], headers: Sequence[str], now_s: float) -> G
     return found
 
 
-def confirm(grants: Sequence[Grant], grant: Grant, now_s: float) -> None:
-    """For a call that lasts: RefusedError if the token that it came with is not in force any more."""
-    if all(each.digest != grant.digest for each in grants):
+def confirm(grants: Sequence[Grant], grant: Grant, now_s: float) -> Grant:
+    """For a call that lasts: what the token that it came with allows now. RefusedError if it is no longer in force."""
+    found = next((each for each in grants if (each.digest, each.tenant) == (grant.digest, grant.tenant)), None)
+    if found is None:
         raise RefusedError(f"the token of tenant {grant.tenant} is not one of this node's any more; {_ASK}")
-    _check_expiry(grant, now_s)
+    _check_expiry(found, now_s)
+    return found
 
 
 def _check_expiry(grant: Grant, now_s: float) -> None:

@@ -26,6 +26,7 @@ from headwater.core.form import shown
 from headwater.core.plan import COMPRESSIONS, LIMITS, PRECISIONS
 from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec
 from headwater.core.tuning import ENGINE_CHOICES
+from headwater.core.unpacked import most_values
 from headwater.data.handover import Handed
 from headwater.data.samples import SCHEMA, SampleRef, Samples
 from headwater.data.secrets import redact
@@ -34,6 +35,7 @@ from headwater.errors import ConfigError, DamagedError
 
 PROTOCOL = 4
 MAX_REQUEST_BYTES = 64 << 20
+MAX_REQUEST_VALUES = 8 << 20  # in it: seven for each of as many samples as a chunk may have, and some
 MAX_ROW_BYTES = 1 << 30
 MAX_BLOB_BYTES = 1 << 28
 MAX_PROBE_SAMPLES = 256
@@ -230,6 +232,8 @@ def loads(ticket: bytes) -> Listing | Chunk | Probe | Calibrate | Blob:
     """Read a request from whoever sent it."""
     if len(ticket) > MAX_REQUEST_BYTES:
         raise ConfigError(f"a request of {len(ticket)} bytes; the limit is {MAX_REQUEST_BYTES}; lower chunk_rows")
+    if (num := most_values(ticket)) > MAX_REQUEST_VALUES:
+        raise ConfigError(f"a request of up to {num:,} values; the limit is {MAX_REQUEST_VALUES:,}; lower chunk_rows")
     try:
         data = json.loads(ticket)
     except (ValueError, RecursionError) as error:

@@ -42,7 +42,7 @@ from headwater.core.table import TableSpec, initial
 from headwater.data import tablewire
 from headwater.data.tablewire import UNKNOWN_BATCH, bags_of, places, unpack, vectors_of, whole
 from headwater.errors import ConfigError, DamagedError, RefusedError
-from headwater.node.steplog import StepLog
+from headwater.node.steplog import StepLog, sync_folder
 
 MAX_STAGED_IDS = 1 << 22  # of all of them
 MAX_STAGED = 16  # batches; a trainer that forgot some has them thrown away
@@ -168,8 +168,13 @@ class Part:
             if not self.once.may_go_back(version):
                 raise RefusedError(f"part {self.part} is at version {self.once.version} and can go back to "
                                    f"{self.once.checkpoint} at most, not to {version}; load a saved table")  # fmt: skip
+            self._check_log()
             self._finish()
-            self.log.cut(version)
+            try:
+                self.log.cut(version)
+            except OSError as error:
+                self._check_log()
+                raise _full(error) from None
             self.once.went_back(version)
             self._forget()
             self._replay()
@@ -267,6 +272,7 @@ class Part:
             if isinstance(answer, Refuse):
                 raise RefusedError(answer.reason)
             if isinstance(answer, Apply):
+                self._check_log()
                 do = self._prepared(header, arrays)
                 self._check_memory(len(do.places))
                 self._settle_disk()
@@ -285,6 +291,21 @@ class Part:
                                        "go on") from None  # fmt: skip
                 self._put(slots, records, version)
                 self.once.applied(version)
+
+    def sync(self) -> None:
+        """What `step` has done is with the disk when this returns; only then it may be confirmed."""
+        try:
+            self.log.sync()
+        except OSError:
+            self._check_log()
+            raise
+
+    def _check_log(self) -> None:
+        """A part that has steps in memory which its disk did not keep goes no further with them."""
+        if self.log.fault is not None:
+            raise RefusedError(f"part {self.part} of the table takes no more steps: the node's disk failed to keep the "
+                               f"last one ({self.log.fault}), which is not confirmed; look at that disk, then open the "
+                               "table again, which is at the step before")  # fmt: skip
 
     def _bound_log(self) -> None:
         """Steps that come faster than checkpoints are written wait; those that nobody ever confirms are refused."""
@@ -459,6 +480,7 @@ class Part:
         Nothing happens while somebody may have to go back behind it, and a checkpoint before this one is finished
         first. `anyway`: the trainer says that all parts are at this version.
         """
+        self._check_log()
         self._finish()
         if anyway:
             self.once.settled = self.once.version
@@ -470,6 +492,7 @@ class Part:
             self._reserve(where)
             self.log.turn()
         except OSError as error:
+            self._check_log()
             raise _full(error) from None
         seats = self._seats[where].astype(np.int64) - 1
         new = np.flatnonzero(seats < 0)
@@ -623,11 +646,7 @@ class Part:
             self._sync_folder()
 
     def _sync_folder(self) -> None:
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.folder)
 
 
 class _Writer(threading.Thread):

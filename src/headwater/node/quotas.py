@@ -101,14 +101,15 @@ class Quotas:
             return rate.wait_s(num_rows, time.monotonic())
 
     @contextlib.contextmanager
-    def session(self, grant: Grant | None) -> Iterator[None]:
-        """A call that lasts, which counts as one of the tenant's streams. RefusedError where it has them all."""
+    def session(self, grant: Grant | None, waits: Callable[[], None]) -> Iterator[None]:
+        """A call that lasts, which counts as one of the tenant's streams: once there is room for one more. Until then
+        `waits` is called every second; what it raises ends the wait."""
         if grant is None:
             yield
             return
-        if not self._enter(grant):
-            raise RefusedError(f"{grant.quota.max_chunks} streams of tenant {grant.tenant} run already, its limit; end "
-                               "another job first")  # fmt: skip
+        with self._wait(grant):
+            while not self._enter(grant):
+                waits()
         try:
             yield
         finally:

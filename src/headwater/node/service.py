@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ from headwater.node.calibrations import FORMAT as INT8_FORMAT
 from headwater.node.calls import Asked, Calls, tenant_of
 from headwater.node.child import Children
 from headwater.node.door import KEY, Door, grant_of
-from headwater.node.exchange import Exchange
+from headwater.node.exchange import Exchange, GoneError
 from headwater.node.hanging import Hanging
 from headwater.node.metrics import Shown, may_see, shown
 from headwater.node.prefixes import Prefixes, Wanted
@@ -310,10 +310,10 @@ class Node(flight.FlightServerBase):
             if isinstance(request, wire.Blob):
                 return self._stream(asked, context, wire.BLOB_SCHEMA, wire.blob_batches(request.num_bytes))
             if isinstance(request, wire.Listing):
-                self._check_root(request.url, context)
+                self._check_root(request.url, grant_of(context))
                 return self._stream(asked, context, wire.LISTING_SCHEMA, self._listing(request, context))
             chunk = request if isinstance(request, wire.Chunk) else request.chunk
-            self._check_root(chunk.extraction.url, context)
+            self._check_root(chunk.extraction.url, grant_of(context))
             self._quotas.uses(grant_of(context), chunk.extraction.prefix)
             if chunk.extraction.transforms.text is not None:
                 tokenizerfile.path_of(chunk.extraction.transforms.text.needs)
@@ -334,12 +334,16 @@ class Node(flight.FlightServerBase):
     ) -> None:
         """A trainer's session: rows of its batches, up to a cut whose prefix may be trained here
         (docs/partition.md)."""
-        asked, grant = Asked("training", tenant_of(context)), grant_of(context)
-        with _as_status(), self.calls.under_way(asked), self._quotas.session(grant):
+        asked = Asked("training", tenant_of(context))
+        with _as_status(), self.calls.under_way(asked):
             if descriptor.command != b"train":
                 raise ConfigError("an exchange has the command train")
-            host = _SessionHost(self, context, grant)
-            Exchange(reader, writer, lambda: self._stopping).carry(lambda exchange: Session(exchange, host).run())
+            host = _SessionHost(self, asked, grant_of(context))
+            exchange = Exchange(reader, writer, lambda: self._stopping, context.is_cancelled)
+            try:
+                exchange.carry(lambda exchange: Session(exchange, host).run())
+            except GoneError:
+                raise _ended() from None
 
     def _stream(
         self,
@@ -666,8 +670,8 @@ class Node(flight.FlightServerBase):
         above = [root for root in self.roots if f"{full_url(url)}/".startswith(f"{root.rstrip('/')}/")]
         return redact(max(above, key=len, default=""))
 
-    def _check_root(self, url: str, context: flight.ServerCallContext) -> None:
-        wanted, grant = full_url(url), grant_of(context)
+    def _check_root(self, url: str, grant: Grant | None) -> None:
+        wanted = full_url(url)
         roots = self.roots if grant is None else grant.roots or self.roots
         if any(is_below(wanted, root) for root in roots):
             return
@@ -682,30 +686,51 @@ class Node(flight.FlightServerBase):
 class _SessionHost:
     """What a session sees of its node."""
 
-    def __init__(self, node: Node, context: flight.ServerCallContext, grant: Grant | None) -> None:
-        self._node, self._grant = node, grant
-        self._context = context
-        most = node._prefixes.max_bytes
+    def __init__(self, node: Node, asked: Asked, grant: Grant | None) -> None:
+        self._node, self._asked = node, asked
+        self._grant = grant  # as it is in force
+        self._url = ""  # that the session is about, once it has said so
         self.num_threads = node.num_threads
-        self.max_weight_bytes = most if grant is None else grant.quota.upload_bytes(most)
-        self.weight = 1.0 if grant is None else grant.quota.weight
         self.extractor = node._extractor
         self.store = node._store
 
+    @property
+    def max_weight_bytes(self) -> int:
+        most = self._node._prefixes.max_bytes
+        return most if self._grant is None else self._grant.quota.upload_bytes(most)
+
+    @property
+    def weight(self) -> float:
+        return 1.0 if self._grant is None else self._grant.quota.weight
+
     def check_serving(self) -> None:
-        """A session may last for days, and its token be taken back meanwhile."""
         self._node.calls.check_serving()
-        if self._grant is not None and self._node.grants is not None:
-            confirm(self._node.grants(), self._grant, time.time())
 
     def check_root(self, url: str) -> None:
-        self._node._check_root(url, self._context)
+        self._url = url
+        self._node._check_root(url, self._grant)
+
+    def check_allowed(self) -> None:
+        """A session may last for days, and what its token allows change meanwhile."""
+        if self._grant is None or self._node.grants is None:
+            return
+        found = confirm(self._node.grants(), self._grant, time.time())
+        if found != self._grant:
+            self._grant = found
+            if self._url:
+                self.check_root(self._url)
+
+    def place(self, waits: Callable[[], None]) -> AbstractContextManager[None]:
+        return self._node._quotas.session(self._grant, waits)
 
     def room(self, num_bytes: int) -> Room:
         return self._node._tenants.errand("training", num_bytes)
 
     def pause_s(self, num_rows: int) -> float:
         return self._node._quotas.pause_s(self._grant, num_rows)
+
+    def sent(self, num_rows: int, num_bytes: int) -> None:
+        self._node.calls.sent(self._asked, num_rows, num_bytes)
 
 
 _ACTIONS = [

@@ -227,7 +227,7 @@ class PartitionJob:
         self._attempts += 1
         attempt = Attempt(self._attempts, self._work, peers, self._replicas.events, parts,
                           [batch.labels[start:stop] for start, stop in bounds], loss_fn,
-                          partial(self._fetch_next, batch, peers))  # fmt: skip
+                          partial(self._fetch_next, batch, peers), self._patience_s)  # fmt: skip
         try:
             attempt.run()
         except BaseException:
