@@ -181,6 +181,10 @@ class PrefixGraph:
         ends = tuple(_end(each, len(inputs), len(calls)) for each in data["ends"])
         if not 1 <= len(ends) <= 256 or len({end.name for end in ends}) != len(ends):
             raise ConfigError("a prefix ends at 1 to 256 places with names of their own")
+        for spec in (*weights.values(), *(spec for end in ends for spec in end.boundary)):
+            if spec.dtype == "bfloat16":  # NumPy has none, and these travel as NumPy's arrays
+                raise ConfigError(f"{shown(spec.name)} is bfloat16, in which neither weights nor what crosses can "
+                                  "travel; use float32, or float16")  # fmt: skip
         return cls(inputs, calls, weights, trained, ends)
 
     def dumps(self) -> bytes:
@@ -227,9 +231,9 @@ def _argument(data: object, limit: int, weights: Mapping[str, TensorSpec], depth
             return Value(value)
         if tag == "weight" and isinstance(value, str) and value in weights:
             return Weight(value)
-        if tag == "dtype" and value in _DTYPES:
+        if tag == "dtype" and isinstance(value, str) and value in _DTYPES:
             return Dtype(value)
-        if tag == "layout" and value in _LAYOUTS:
+        if tag == "layout" and isinstance(value, str) and value in _LAYOUTS:
             return Layout(value)
         if tag == "float" and value in ("inf", "-inf", "nan"):
             return float(value)
