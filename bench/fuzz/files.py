@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.fuzz.target import Harness, Room, Target, join, split
+from bench.fuzz.target import Harness, Room, Target
 from headwater.cli.jobfile import read_job
 from headwater.cli.runfiles import RunFiles
 from headwater.core.plan import Plan
@@ -20,6 +20,7 @@ from headwater.sim.inputs import read_inputs
 from headwater.train.report import FORMAT as RUN_FORMAT
 from headwater.train.report import VERSION as RUN_VERSION
 
+_BEHIND = b"\n-- the next file --\n"
 _JOB = """
 [model]
 name = "timm:resnet18"
@@ -84,7 +85,7 @@ def _job(room: Room) -> Harness:
     def harness(data: bytes) -> None:
         path.write_bytes(data)
         job = read_job(path)
-        _ = job.power.known(), job.path(job.train.output), job.url(job.data.url), repr(job)
+        _ = job.power.known(), job.path(job.train.output), job.url(job.data.url)
 
     return harness
 
@@ -100,7 +101,7 @@ def _simulation(room: Room) -> Harness:
     plan.write_text(Plan("storage", "storage", "storage", "storage", cut=1, cut_name="one", codec="fp16").dumps())
 
     def harness(data: bytes) -> None:
-        for name, content in zip(names, split(data, 3), strict=True):
+        for name, content in zip(names, [*data.split(_BEHIND, 2), b"", b""], strict=False):
             (room.root / name).write_bytes(content)
         paths: dict[str, Path] = {"layers": room.root / names[1], "stages": room.root / names[2]}
         found = read_inputs(plan, room.root / names[0], **paths)
@@ -116,8 +117,9 @@ def _spans() -> list[Span]:
 
 def _simulation_seeds() -> Sequence[bytes]:
     trace = perfetto(_spans(), ("trainer",)).encode()
-    return [join(_RIG.encode(), _LAYERS.encode(), trace), join(_RIG.replace("\n[data]", "\n[network]\nqueue_s = 1\n[data]")
-            .encode(), _LAYERS.replace(",kind,flops", "").encode(), trace)]  # fmt: skip
+    queued, fewer = _RIG.replace("\n[data]", "\n[network]\nqueue_s = 1\n[data]"), _LAYERS.replace(",kind,flops", "")
+    return [_BEHIND.join([_RIG.encode(), _LAYERS.encode(), trace]),
+            _BEHIND.join([queued.encode(), fewer.encode(), trace])]  # fmt: skip
 
 
 def _runs(room: Room) -> Harness:
@@ -169,7 +171,8 @@ def _checkpoint(room: Room) -> Harness:
         errors: list[HeadwaterError] = []
         for load in (lambda: _load(path, {"model": model, "optimizer": optimizer}), lambda: job.load(path, optimizer)):
             try:
-                load()
+                with torch.random.fork_rng([]):
+                    load()
             except ConfigError as error:
                 errors.append(error)
         for error in errors:

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow.flight as flight
 from rich.console import Console
 
-from bench.fuzz.replies import HELLO, Line, make_client
+from bench.fuzz.replies import HELLO, make_client
 from bench.fuzz.requests import make_node
-from bench.fuzz.target import Harness, Room, Target, join, split
+from bench.fuzz.target import Harness, Room, Target
 from headwater.cli import nodes as told
 from headwater.cli.runfiles import RunFiles
 from headwater.cli.top import line as said_of
@@ -24,6 +24,7 @@ from headwater.cli.watching import Watched
 from headwater.core.access import Grant, entry_text, token_digest
 from headwater.core.looks import Looks, together, view
 from headwater.core.redact import TOKEN_START
+from headwater.data.store import full_url
 from headwater.errors import ConfigError
 from headwater.node.door import Door
 from headwater.node.pages import Pages
@@ -63,7 +64,8 @@ def _check(answer: bytes, data: bytes, secret: str) -> None:
     assert length is not None
     assert len(answer) - found.end() in (0, int(length[1]))
     assert secret.encode() not in answer
-    if found[1] == b"200" and b"status.json" in data.split(b"\r\n")[0]:
+    path = data.removeprefix(b"\xff").partition(b" ")[2].partition(b" ")[0].partition(b"?")[0]
+    if found[1] == b"200" and path in (b"/status.json", b"/run.json"):
         assert secret.encode() in data
 
 
@@ -122,11 +124,9 @@ def _tokens_file(room: Room) -> Harness:
 
     def harness(data: bytes) -> None:
         path.write_bytes(room.fill_in(data))
-        grants = TokensFile(path, (f"file://{room.root}",)).grants()
-        door = Door(TokensFile(path, (f"file://{room.root}",)))
-        assert grants
-        visit = door.start_call(None, {"authorization": [f"Bearer {_TOKEN}"]})  # type: ignore[arg-type]
-        assert visit.grant in grants
+        known = TokensFile(path, (full_url(str(room.root)),))
+        visit = Door(known).start_call(None, {"authorization": [f"Bearer {_TOKEN}"]})  # type: ignore[arg-type]
+        assert visit.grant in known.grants()
 
     return harness
 
@@ -141,13 +141,17 @@ def _tokens_seeds() -> Sequence[bytes]:
 
 
 def _shown(room: Room) -> Harness:
-    """What a node says of itself: told to a person by `headwater nodes`, `top` and the page."""
+    """What a node says of itself (`hello`, `status`): told to a person by `headwater nodes`, `top` and the page."""
     client, line = make_client()
     watched = Watched([], Access())
     watched._clients = {"node": client}
 
     def harness(data: bytes) -> None:
-        hello, line.answer = split(data, 2)
+        try:
+            tree = json.loads(data)
+            hello, line.answer = (json.dumps(tree[name]).encode() for name in ("hello", "status"))
+        except (ValueError, RecursionError, KeyError, TypeError):
+            hello, line.answer = data, data
         looks = Looks()
         found = [watched._look("node", looks) for _ in range(2)]
         console = Console(file=io.StringIO(), width=100)
@@ -172,8 +176,9 @@ def _shown_seeds() -> Sequence[bytes]:
                ["headwater_busy_seconds_total", ["read"], 1.0], ["headwater_requests_under_way", ["me", "rows"], 1]]  # fmt: skip
     fault = {"kind": "RefusedError", "tenant": "me", "said": "no", "times": 2, "at_s": 1.7e9}
     status = {"about": {**hello, "faults": [fault]}, "numbers": numbers}
-    return [join(json.dumps(each).encode(), json.dumps({**status, "about": {**each, "faults": [fault]}}).encode())
-            for each in (hello, HELLO, {**hello, "prefixes": [{**prefix, "outputs": None, "why": "[/x] [red]"}]})]  # fmt: skip
+    odd = {**hello, "prefixes": [{**prefix, "outputs": None, "why": "[/x] [red]"}]}
+    pairs = [{"hello": each, "status": {**status, "about": {**each, "faults": [fault]}}} for each in (hello, HELLO, odd)]
+    return [*(json.dumps(each).encode() for each in pairs), json.dumps(status).encode()]
 
 
 TARGETS = (
@@ -182,5 +187,5 @@ TARGETS = (
     Target("token", "the authorization of a call", _token, _token_seeds, (flight.FlightUnauthenticatedError,), 15),
     Target("tokens-file", "a tokens file", _tokens_file, _tokens_seeds,
            (ConfigError, flight.FlightUnauthenticatedError), 20, "lines"),
-    Target("shown", "what is shown of what a node says of itself", _shown, _shown_seeds, (), 20),
+    Target("shown", "what is shown of what a node says of itself", _shown, _shown_seeds, (), 20, "json"),
 )  # fmt: skip
