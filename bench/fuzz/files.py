@@ -143,7 +143,8 @@ def _runs(room: Room) -> Harness:
 
 def _runs_seeds() -> Sequence[bytes]:
     plan = json.loads(Plan().dumps())
-    outcome = {"format": "headwater-simulated", "version": 1, "seconds": 5.0, "busy": {"node": [0.5, 0.7]}, "faults": ["x"]}
+    outcome = {"format": "headwater-simulated", "version": 1, "seconds": 5.0, "busy": {"node": [0.5, 0.7]},
+               "faults": ["x"]}  # fmt: skip
     key = Key("m", "t", "d", "n", "h", "0")
     profile = Profile(key, 1e9, NodeCosts(0.1, 0.2, {"fp32": (0.0,)}), TrainerCosts(0.1, (0.3,)), Sizes(1e5, 100, 400))
     report = {"format": RUN_FORMAT, "version": RUN_VERSION, "plan": plan, "timeline": {"bin_s": 1.0, "strips": []}}
@@ -196,7 +197,8 @@ def _checkpoint_seeds() -> Sequence[bytes]:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     job = {"format": 1, "epoch": 1, "position": 2, "steps": 3, "seed": 0, "fingerprint": "f"}
-    state = {"model": model.state_dict(), "job": job, "optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
+    state = {"model": model.state_dict(), "job": job, "optimizer": optimizer.state_dict()}
+    state["random"] = torch.get_rng_state()
     seeds = []
     for way in (True, False):
         sink = io.BytesIO()

@@ -167,17 +167,20 @@ def _shown(room: Room) -> Harness:
 
 def _shown_seeds() -> Sequence[bytes]:
     share = {"tenant": "me/job", "group_rows": 8, "held_rows": 3, "row_bytes": 1e6}
-    prefix = {"digest": "f" * 64, "outputs": ["y"], "precision": "fp32", "engine": "onnxruntime", "threads": 2, "batch": 4,
-              "why": "fast"}  # fmt: skip
+    prefix = {"digest": "f" * 64, "outputs": ["y"], "precision": "fp32", "engine": "onnxruntime", "threads": 2,
+              "batch": 4, "why": "fast"}  # fmt: skip
+    busy = {**{f"{name}_s": 1.5 for name in told.STAGES}, "num_rows": 9, "num_bad": 1, "read_bytes": 5}
     hello = {**HELLO, "memory": {"budget_bytes": 10**9, "used_bytes": 5, "num_waiting": 2, "tenants": [share]},
              "prefixes": [prefix], "draining": True, "resident_bytes": 5, "page_cache_bytes": None,
-             "busy": {**{f"{name}_s": 1.5 for name in told.STAGES}, "num_rows": 9, "num_bad": 1, "read_bytes": 5}}  # fmt: skip
+             "busy": busy}  # fmt: skip
     numbers = [["headwater_cores", [], 2.0], ["headwater_rows_sent_total", ["me"], 9.0],
-               ["headwater_busy_seconds_total", ["read"], 1.0], ["headwater_requests_under_way", ["me", "rows"], 1]]  # fmt: skip
+               ["headwater_busy_seconds_total", ["read"], 1.0],
+               ["headwater_requests_under_way", ["me", "rows"], 1]]  # fmt: skip
     fault = {"kind": "RefusedError", "tenant": "me", "said": "no", "times": 2, "at_s": 1.7e9}
     status = {"about": {**hello, "faults": [fault]}, "numbers": numbers}
     odd = {**hello, "prefixes": [{**prefix, "outputs": None, "why": "[/x] [red]"}]}
-    pairs = [{"hello": each, "status": {**status, "about": {**each, "faults": [fault]}}} for each in (hello, HELLO, odd)]
+    pairs = [{"hello": each, "status": {**status, "about": {**each, "faults": [fault]}}}
+             for each in (hello, HELLO, odd)]  # fmt: skip
     return [*(json.dumps(each).encode() for each in pairs), json.dumps(status).encode()]
 
 

@@ -241,8 +241,9 @@ def _blocks_seeds() -> Sequence[bytes]:
         flags = flags_of(number, number.added.kind == "f")
         seeds.append(join(*[b"".join(_block(each, flags, values) for each in range(4))] * 2))
     first = _block(0, flags_of(FP32, False), values)
+    mean = _block(0, MEAN | flags_of(SCALED, False), values)
     return [*seeds, join(first, _block(0, flags_of(FP32, False), values[:8])), join(first[:20], first),
-            join(_block(0, MEAN | flags_of(SCALED, False), values), _block(0, MEAN | flags_of(SCALED, False), values))]  # fmt: skip
+            join(mean, mean)]  # fmt: skip
 
 
 def _buffers(data: bytes, count: int) -> list[list[tuple[int, bytes]]]:
@@ -335,7 +336,7 @@ def _sums_seeds() -> Sequence[bytes]:
     values, exponents = np.ones(6, np.float32).tobytes(), np.zeros(1, np.int16).tobytes()
     flags = [flags_of(FP32, True), flags_of(FORMATS[7], False), flags_of(SCALED, False)]
     bodies = [values, exponents, np.ones(6, np.int32).tobytes()]
-    words = [{"waits": 0, "workers": 2}, {"left": 1}, {"stopped": "why"}, {"gone": "who"}, {"fault": "no"}, {"start": 1}]
+    words = [{"waits": 0, "workers": 2}, {"left": 1}, {"stopped": "why"}, {"gone": "who"}, {"fault": "no"}]
     lines = [b"", *(json.dumps(each).encode() + b"\n" for each in words)]
     blocks = b"".join(_block(number, *each, RESULT) for number, each in enumerate(zip(flags, bodies, strict=True)))
     packets = [_packet(number, 0, 1, body, RESULT, flag)

@@ -290,8 +290,8 @@ class _Sink:
 
 
 def _answers(room: Room) -> Harness:
-    """A list of messages as for `session`, of two nodes: one of a node with a place (`node`) of 1 comes from the second.
-    They are answers to a step of a trainer."""
+    """A list of messages as for `session`, of two nodes: one with a place (`node`) of 1 comes from the second. They are
+    answers to a step of a trainer."""
     from headwater.train import partition_measure
     from headwater.train.attempt import LostError
     from headwater.train.peer import Peer
@@ -343,7 +343,7 @@ def _attempt(peers: Any, events: Any) -> Any:
     from headwater.train.attempt import Attempt, Part, Work
 
     graph = _graphs()[0]
-    tensors: dict[str, Tensor] = {name: torch.zeros(spec.shape, requires_grad=True) for name, spec in graph.weights.items()}
+    tensors = {name: torch.zeros(spec.shape, requires_grad=True) for name, spec in graph.weights.items()}
     norm = Norm("b", torch.zeros(4), torch.ones(4), 0.1)
     prefix = Trainable(graph, tensors, (norm,), ((torch.zeros(()), 1),), {"first": (False,), "end": (True,)})
     suffix = _suffix()
@@ -367,14 +367,15 @@ def _answer_seeds() -> Sequence[bytes]:
         said = {"step": 7, "norm": 0, "count": 72}
         norms = [{"kind": "norm", "about": {**said, "round": 0, "way": "forward"}, "arrays": sums, "fill": 1},
                  {"kind": "norm", "about": {**said, "round": 1, "way": "backward"}, "arrays": sums, "fill": 1}]
-        rows = {"kind": "rows", "about": {"step": 7, "micro": 0}, "arrays": _listed(**{"0": ((2, *_Y.shape), "float32")}),
-                "fill": 0.5}  # fmt: skip
+        rows = {"kind": "rows", "about": {"step": 7, "micro": 0}, "fill": 0.5,
+                "arrays": _listed(**{"0": ((2, *_Y.shape), "float32")})}  # fmt: skip
         grads = {"kind": "grads", "about": {"step": 7}, "fill": 0.5,
                  "arrays": _listed(a=((4, 3, 3, 3), "float32"), b=((4,), "float32"))}  # fmt: skip
         order = [norms[0], rows, *([] if alone else [norms[1]]), grads]
         return [{"node": node, **each} for each in ({"kind": "committed", "about": {}}, *order)]
 
-    measured = {"kind": "measured", "about": {"pixels_s": 0.1, "rows": 2, "ends": {"first": [0.1, 0.1], "end": [0.1, 0.2]}}}
+    times = {"pixels_s": 0.1, "rows": 2, "ends": {"first": [0.1, 0.1], "end": [0.1, 0.2]}}
+    measured = {"kind": "measured", "about": times}
     error = {"kind": "error", "about": {"error": wire.error_to_wire(RefusedError("no")).decode()}}
     first, second = steps(0, False), steps(1, False)
     both = [each for pair in zip(first, second, strict=True) for each in pair]

@@ -192,7 +192,7 @@ def _read_part(title: str, kind: type, part: dict[str, Any]) -> tuple[dict[str, 
             found = "something else" if name == "token" else shown(value)
             faults.append(f"[{title}] {name} is {found}; it must be {wanted}")
         elif name == "addresses" and not all(isinstance(each, str) for each in value):
-            faults.append(f"[{title}] {name} is {shown(value)}; it must be a list of texts, such as grpc://store-1:8815")
+            faults.append(f"[{title}] {name} must be a list of texts, such as grpc://store-1:8815")
         elif name in _CHOICES and value not in _CHOICES[name]:
             faults.append(f"[{title}] {name} is {shown(value)}; it must be one of {', '.join(_CHOICES[name])}")
         elif name in _AT_LEAST and not _AT_LEAST[name] <= value < _TOO_MUCH:  # NaN fails, too

@@ -103,7 +103,8 @@ def join(
                     proof=proof(ticket.key, "join", *said))  # fmt: skip
         start = _next(control, heard, deadline, name, ticket)
         if "refused" in start:
-            raise JoinRefusedError(f"{name} refused worker {ticket.rank} of job {ticket.job!r}: {said_of(start['refused'])}")
+            why = said_of(start["refused"])
+            raise JoinRefusedError(f"{name} refused worker {ticket.rank} of job {ticket.job!r}: {why}")
         if why := start.get("gone") or start.get("stopped"):
             raise AggregatorGoneError(f"the job {ticket.job!r} did not begin on {name}: {said_of(why)}")
         job_id = start.get("start")
@@ -118,8 +119,9 @@ def join(
             )
         num_slots, piece_bytes, total = (int(each or 0) for each in facts)
         if piece_bytes % 8 or piece_bytes > MAX_PIECE_BYTES or total > MAX_TOTAL:
-            raise JoinRefusedError(f"{name} would have pieces of {shown(piece_bytes)} bytes and {shown(total)} workers; "
-                                   f"the limits are {MAX_PIECE_BYTES:,}, a multiple of 8, and {MAX_TOTAL:,}")  # fmt: skip
+            raise JoinRefusedError(f"{name} would have pieces of {shown(piece_bytes)} bytes and {shown(total)} "
+                                   f"workers; the limits are {MAX_PIECE_BYTES:,}, in multiples of 8, and "
+                                   f"{MAX_TOTAL:,}")  # fmt: skip
         if num_slots * max(Layout(piece_bytes).block_bytes, BUFFER_BYTES) > MAX_WINDOW_BYTES:
             raise JoinRefusedError(f"{name} would have {shown(num_slots)} blocks under way, which take more than "
                                    f"{MAX_WINDOW_BYTES / 1e6:,.0f} MB here; start it with a smaller "

@@ -225,7 +225,7 @@ class Attempt:
         number = parcel.number("norm", 0, len(prefix.norms) - 1)
         for running in (prefix.norms[number].running_mean, prefix.norms[number].running_var):
             if running is not None and found.mean.shape != tuple(running.shape):
-                raise DamagedError(f"statistics of {len(found.mean):,} channels, and the batch-norm has {len(running):,}")
+                raise DamagedError(f"statistics of {len(found.mean):,} channels; the batch-norm has {len(running):,}")
         self._statistics[number] = found
 
     def _join(self, number: int) -> list[Decision]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headwater.core.form import from_json, to_json
+from headwater.core.form import from_json, shown, to_json
 from headwater.core.table import TableSpec
 from headwater.data.store import Store, make_folder, open_store
 from headwater.errors import ConfigError, DamagedError, HeadwaterError
@@ -89,7 +89,8 @@ def _trained(table: Table, most: int) -> Iterator[np.ndarray]:
             if found is None or found.ndim != 1 or found.dtype.kind != "i" or len(found) > most:
                 raise DamagedError(f"{line.client.name} does not say which vectors of {table.name} were trained")
             if start is not None and not (type(start) is int and start > before):
-                raise DamagedError(f"{line.client.name} would have table {table.name} read for ever: on at {start!r:.40}")
+                raise DamagedError(f"{line.client.name} would have table {table.name} read from {shown(start)} on, "
+                                   f"after {before:,}")  # fmt: skip
             if len(found):
                 yield table.spec.ids_of(part, found.astype(np.int64))
 
