@@ -110,13 +110,14 @@ def _action(room: Room) -> Harness:
     def harness(data: bytes) -> None:
         kind, _, body = data.partition(b"\0")
         with _as_told():
-            node.do_action(Call(), flight.Action(kind.decode(errors="replace"), body))
+            list(node.do_action(Call(), flight.Action(kind.decode(errors="replace"), body)))
 
     return harness
 
 
 def _action_seeds() -> Sequence[bytes]:
-    return [b"hello\0", b"has-prefix\0" + b"0" * 64, b"has-prefix\0../../x", b"shell\0ls"]
+    return [b"hello\0", b"status\0", b"has-prefix\0" + b"0" * 64, b"has-prefix\0../../x", b"shell\0ls",
+            b"has-tokenizer\0" + b"0" * 64, b"table\0" + b"\2\0\0\0{}"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,9 @@ def _upload_seeds() -> Sequence[bytes]:
                 writer.write_batch(batch)
             digest = hashlib.sha256(b"abcdef").hexdigest().encode()
             seeds.append(join(digest, sink.getvalue().to_pybytes()))
-    return [*seeds, join(b"blob", seeds[0][2 + 64 :]), join(b"0" * 64, b"\1" + seeds[0][2 + 64 :])]
+    stream = seeds[0][2 + 64 :]
+    tokenizer = b"tokenizer " + hashlib.sha256(b"abcdef").hexdigest().encode()
+    return [*seeds, join(b"blob", stream), join(b"0" * 64, b"\1" + stream), join(tokenizer, stream)]
 
 
 TARGETS = (

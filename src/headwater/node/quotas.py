@@ -24,6 +24,7 @@ from headwater.errors import RefusedError
 MAX_WAITING = 256  # streams of one tenant; each is a thread of the node
 # Times the largest: what a tenant's may have together while they come in. Trainers of one job send at once.
 UPLOADS_AT_ONCE = 16
+MAX_USED = 1024  # prefixes that a tenant asked for, and may see among those in use
 _POLL_S = 1.0
 
 
@@ -37,7 +38,7 @@ class Quotas:
         self._waiting: Counter[str] = Counter()
         self._uploading: Counter[str] = Counter()  # bytes that have come of uploads under way
         self._rates: dict[tuple[str, int], Rate] = {}
-        self._used: defaultdict[str, set[str]] = defaultdict(set)  # prefixes by tenant, since the start
+        self._used: defaultdict[str, dict[str, None]] = defaultdict(dict)  # the last prefixes of each tenant
 
     def stream(
         self, grant: Grant | None, schema: pa.Schema, inner: Iterator[Any], abandoned: Callable[[], bool], num_rows: int
@@ -117,7 +118,11 @@ class Quotas:
         """The tenant has asked for this prefix."""
         if grant is not None and digest is not None:
             with self._room:
-                self._used[grant.tenant].add(digest)
+                used = self._used[grant.tenant]
+                used.pop(digest, None)
+                used[digest] = None
+                if len(used) > MAX_USED:
+                    del used[next(iter(used))]
 
     def shown(self, grant: Grant, prefixes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those of the prefixes in use that the tenant has asked for itself."""
@@ -161,7 +166,7 @@ class Quotas:
                     owner.write_text(grant.tenant)
             kept = []
             for mark in self._folder.glob("*.tenant"):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, ValueError):
                     if not (file := mark.with_suffix(".onnx")).exists():
                         mark.unlink()
                     elif mark.read_text() == grant.tenant:
