@@ -15,7 +15,7 @@ from rich.console import Console
 from bench.fuzz.replies import HELLO, make_client
 from bench.fuzz.requests import make_node
 from bench.fuzz.target import Harness, Room, Target
-from headwater.cli import nodes as told
+from headwater.cli.nodes import STAGES, look, tables
 from headwater.cli.runfiles import RunFiles
 from headwater.cli.top import line as said_of
 from headwater.cli.top import screen
@@ -160,7 +160,7 @@ def _shown(room: Room) -> Harness:
         console.print(screen(json.loads(json.dumps(said))))
         assert all(said_of(each) for each in said["nodes"])  # type: ignore[union-attr]
         line.answer = hello
-        console.print(*told.tables(told.look({"node": client}, 0.0)))
+        console.print(*tables(look({"node": client}, 0.0)))
 
     return harness
 
@@ -169,7 +169,7 @@ def _shown_seeds() -> Sequence[bytes]:
     share = {"tenant": "me/job", "group_rows": 8, "held_rows": 3, "row_bytes": 1e6}
     prefix = {"digest": "f" * 64, "outputs": ["y"], "precision": "fp32", "engine": "onnxruntime", "threads": 2,
               "batch": 4, "why": "fast"}  # fmt: skip
-    busy = {**{f"{name}_s": 1.5 for name in told.STAGES}, "num_rows": 9, "num_bad": 1, "read_bytes": 5}
+    busy = {**{f"{name}_s": 1.5 for name in STAGES}, "num_rows": 9, "num_bad": 1, "read_bytes": 5}
     hello = {**HELLO, "memory": {"budget_bytes": 10**9, "used_bytes": 5, "num_waiting": 2, "tenants": [share]},
              "prefixes": [prefix], "draining": True, "resident_bytes": 5, "page_cache_bytes": None,
              "busy": busy}  # fmt: skip

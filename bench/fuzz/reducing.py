@@ -239,7 +239,7 @@ def _blocks_seeds() -> Sequence[bytes]:
     values, seeds = np.arange(6, dtype=np.float32).tobytes(), []
     for number in FORMATS:
         flags = flags_of(number, number.added.kind == "f")
-        seeds.append(join(*[b"".join(_block(each, flags, values) for each in range(4))] * 2))
+        seeds.append(join(*[b"".join(_block(each, flags, values) for each in range(_SLOTS))] * 2))
     first = _block(0, flags_of(FP32, False), values)
     mean = _block(0, MEAN | flags_of(SCALED, False), values)
     return [*seeds, join(first, _block(0, flags_of(FP32, False), values[:8])), join(first[:20], first),

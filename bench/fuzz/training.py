@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import queue
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -37,14 +38,6 @@ _MOST_BYTES = 1 << 16  # of an array in an input
 _ROOM_BYTES = (200 << 20) + (256 << 20) + (24 << 20)
 
 
-class _Reader:
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items = items
-
-    def read_chunk(self) -> Any:
-        return next(self._items)
-
-
 class _Writer:
     """What the node has said."""
 
@@ -58,10 +51,45 @@ class _Writer:
         self.said.append(Parcel.from_batch(batch, metadata.to_pybytes()))
 
 
+class _Reader:
+    def __init__(self, items: Iterator[Any], until: Callable[[int], None] = lambda count: None) -> None:
+        """`until`: waits until so many messages were dealt with."""
+        self._items, self._until, self._count = items, until, 0
+
+    def read_chunk(self) -> Any:
+        try:
+            found = next(self._items)
+        except StopIteration:
+            self._until(self._count)
+            raise
+        self._count += 1
+        return found
+
+
+class _Call(Exchange):
+    """One whose other side hangs up when everything it said was dealt with."""
+
+    def __init__(self, items: Iterator[Any], writer: _Writer) -> None:
+        super().__init__(_Reader(items, self._wait), writer, lambda: False)
+        self._num_taken, self._wants_more = 0, False
+
+    def take(self) -> Parcel:
+        self._wants_more = True
+        try:
+            return super().take()
+        finally:
+            self._wants_more = False
+            self._num_taken += 1
+
+    def _wait(self, count: int) -> None:
+        while not (self._wants_more and self._num_taken >= count):
+            time.sleep(0.0002)
+
+
 def _carry(items: Iterator[Any], work: Callable[[Exchange], None]) -> None:
     """A call with these messages; the error that the node tells."""
     writer = _Writer()
-    Exchange(_Reader(items), writer, lambda: False).carry(work)
+    _Call(items, writer).carry(work)
     for each in writer.said:
         if each.kind == "error":
             raise wire.error_from_wire(each.about["error"].encode()) or AssertionError("an error that says nothing")
@@ -306,10 +334,10 @@ def _answers(room: Room) -> Harness:
         for number, line in enumerate(lines):
             line.messages = [each for each in messages if (each.get("node") == 1) == (number == 1)]
         both = any(each.get("node") == 1 for each in messages)
-        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        peers = {number: Peer(number, clients[number], events) for number in range(2 if both else 1)}
+        own: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue(), queue.SimpleQueue()]
+        peers = {number: Peer(number, clients[number], own[number]) for number in range(2 if both else 1)}
         try:
-            attempt = _attempt(peers, events)
+            attempt = _attempt(peers, _merged(peers, own, messages))
             with np.errstate(all="ignore"):
                 attempt.run()
                 attempt.apply()
@@ -325,6 +353,18 @@ def _answers(room: Room) -> Harness:
                 peer.close()
 
     return harness
+
+
+def _merged(peers: Any, own: Sequence[Any], messages: Sequence[dict[str, Any]]) -> queue.SimpleQueue[Any]:
+    """What peers have heard, in the order of the messages."""
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for peer in peers.values():
+        for thread in peer._threads[1:]:
+            thread.join()
+    for number in [*(int(each.get("node") == 1) for each in messages), *[0, 1] * (len(messages) + 1)]:
+        if not own[number].empty():
+            events.put(own[number].get())
+    return events
 
 
 @cache

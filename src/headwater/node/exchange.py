@@ -44,6 +44,7 @@ class Exchange:
         self._pending_bytes = 0
         self._taken = threading.Condition()
         self._put_off: list[Parcel] = []
+        self._is_over = False  # nothing will come after what was taken
         self._gone = threading.Event()
         self._said = time.monotonic()
         self.received_bytes = self.sent_bytes = 0
@@ -69,7 +70,7 @@ class Exchange:
         """The next message; GoneError if there will be none."""
         if self._put_off:
             return self._put_off.pop(0)
-        while True:
+        while not self._is_over:
             try:
                 found, num_bytes = self._inbox.get(timeout=0.5)
             except queue.Empty:
@@ -81,10 +82,11 @@ class Exchange:
                 self._taken.notify_all()
             if isinstance(found, HeadwaterError):
                 raise found
-            if found is None:
-                self._gone.set()
-                raise GoneError
-            return found
+            if found is not None:
+                return found
+            self._is_over = True
+            self._gone.set()
+        raise GoneError
 
     def put_off(self, parcels: list[Parcel]) -> None:
         """These have come too early: `take` gives them first."""
