@@ -15,7 +15,10 @@ from headwater.errors import DamagedError
 _HELLO = ("num_threads", "cores", "memory_bytes", "max_upload_bytes", "cpu_s")
 _PROBE = ("base_bytes", "read_s", "read_wait_s", "sample_bytes", "decode_s", "pipeline_s", "pipeline_cpu_s")
 _OF_A_PREFIX = ("finish_s", "prefix_s", "fixed_bytes", "row_bytes")
-_MAY_BE_MISSING = ("resident_bytes", "page_cache_bytes")
+# What may be missing, and is used where it is not.
+_AMOUNTS = ("resident_bytes", "page_cache_bytes", "at_s")
+_TEXTS = ("machine", "engine_versions")
+_LISTS = ("codecs", "precisions", "engines")
 _MEMORY = ("budget_bytes", "used_bytes", "num_waiting")
 _TOO_MUCH = 1e18
 _LAST_S = 1e11  # seconds since 1970; calendars end a little later
@@ -27,8 +30,15 @@ def check_hello(answer: Mapping[str, Any], where: str) -> None:
     faults = [name for name in _HELLO if not _is_amount(answer.get(name))]
     if not _are_amounts(answer.get("busy")):
         faults.append("busy")
-    faults += [name for name in _MAY_BE_MISSING if answer.get(name) is not None and not _is_amount(answer[name])]
-    if not isinstance(roots := answer.get("roots"), list) or not all(isinstance(root, str) for root in roots):
+    if answer.get("cores") == 0 or answer.get("num_threads") == 0:
+        faults.append("cores")
+    told = {name: value for name, value in answer.items() if value is not None}
+    faults += [name for name in _AMOUNTS if name in told and not _is_amount(told[name])]
+    faults += [name for name in _TEXTS if name in told and not isinstance(told[name], str)]
+    faults += [name for name in _LISTS if name in told and not _are_texts(told[name])]
+    if not _are_texts(list(why.values()) if isinstance(why := told.get("precision_faults", {}), dict) else None):
+        faults.append("precision_faults")
+    if not _are_texts(answer.get("roots")):
         faults.append("roots")
     _refuse(faults, f"{where} does not say who it is as a node does")
 
@@ -69,6 +79,10 @@ def _is_amount(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 <= value <= _TOO_MUCH and (isinstance(value, int) or math.isfinite(value))
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _are_amounts(value: object) -> bool:
