@@ -48,7 +48,7 @@ OPERATORS = frozenset({
     "aten.transpose.int", "aten.permute.default", "aten.t.default", "aten.expand.default", "aten.expand_as.default",
     "aten.cat.default", "aten.stack.default", "aten.split.Tensor", "aten.split_with_sizes.default",
     "aten.chunk.default",
-    "aten.unbind.int", "aten.select.int", "aten.slice.Tensor", "aten.narrow.int", "aten.squeeze.dim",
+    "aten.unbind.int", "aten.select.int", "aten.slice.Tensor", "aten.narrow.default", "aten.squeeze.dim",
     "aten.squeeze.default", "aten.squeeze.dims", "aten.unsqueeze.default", "aten.contiguous.default",
     "aten.clone.default", "aten.alias.default", "aten.roll.default", "aten.flip.default", "aten.pad.default",
     "aten.constant_pad_nd.default", "aten.repeat.default", "aten.movedim.int", "aten.swapaxes.default",
