@@ -324,6 +324,20 @@ class Talker:
         pass
 
 
+def test_a_call_ends_however_much_comes_that_is_damaged():
+    batch, words = Parcel("fetch").to_batch()
+    good, bad = (SimpleNamespace(data=batch, app_metadata=pa.py_buffer(each)) for each in (words, b"no words"))
+    talker = Talker()
+    coming = iter([good, bad, bad, *[good] * (2 * exchange.MAX_PENDING)])
+    talker.read_chunk = lambda: next(coming)
+
+    def work(call):
+        raise RefusedError("no")
+
+    exchange.Exchange(talker, talker, lambda: False).carry(work)
+    assert next(coming, None) is None
+
+
 def test_who_talks_faster_than_is_listened_to_is_held_back(monkeypatch):
     monkeypatch.setattr(exchange, "MAX_PENDING_BYTES", 50_000)
     talker, heard = Talker(), []

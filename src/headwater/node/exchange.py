@@ -148,9 +148,10 @@ class Exchange:
         except Exception as error:
             log.exception("unexpected error while a prefix was trained")
             self._tell(HeadwaterError(f"unexpected {type(error).__name__} on the node; its log has more"))
-        with contextlib.suppress(GoneError, HeadwaterError):  # what else comes is read, so that the call can end
+        with contextlib.suppress(GoneError):  # what else comes is read, whatever it is, so that the call can end
             while True:
-                self.take()
+                with contextlib.suppress(HeadwaterError):
+                    self.take()
 
     def _tell(self, error: HeadwaterError) -> None:
         with contextlib.suppress(GoneError):
