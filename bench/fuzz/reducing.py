@@ -24,9 +24,8 @@ from headwater.reduce.control import PROTOCOL, Lines, proof
 from headwater.reduce.flowjob import FlowJob, FlowMember
 from headwater.reduce.gathering import Guest
 from headwater.reduce.joining import Joined, Ticket
-from headwater.reduce.packets import ASK, BUFFER_BYTES, DATA, MEAN, NEED, RESULT, WAIT, Layout, Packets, flags_of
+from headwater.reduce.packets import ASK, BUFFER_BYTES, DATA, MEAN, NEED, RESULT, WAIT, Layout, Packets, flags_of, word
 from headwater.reduce.packets import message as told
-from headwater.reduce.packets import word
 from headwater.reduce.reducer import Reducer
 from headwater.reduce.slotjob import Member, MisfitError, SlotJob
 

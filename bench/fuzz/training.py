@@ -269,8 +269,10 @@ def _fetching(key: int) -> dict[str, Any]:
 
 
 def _session_seeds() -> Sequence[bytes]:
-    seeds: list[Any] = [[_opening(None), _fetching(1), {"kind": "forward", "about": {"step": 1, "micro": 0, "key": 1}}],
-                        [_opening(_graphs()[0], measure=2), _fetching(1), {"kind": "measure", "about": {"key": 1}}]]
+    seeds: list[Any] = [
+        [_opening(None), _fetching(1), {"kind": "forward", "about": {"step": 1, "micro": 0, "key": 1}}],
+        [_opening(_graphs()[0], measure=2), _fetching(1), {"kind": "measure", "about": {"key": 1}}],
+    ]
     for place, graph in enumerate(_graphs()):
         end, codec = graph.ends[-1], ("raw", "fp16", "bf16")[place % 3]
         arrays = [spec.to_json() for spec in graph.weights.values()]
@@ -405,8 +407,10 @@ def _answer_seeds() -> Sequence[bytes]:
     def steps(node: int, alone: bool) -> list[dict[str, Any]]:
         sums = _listed(sums=((2, 4), "float32"))
         said = {"step": 7, "norm": 0, "count": 72}
-        norms = [{"kind": "norm", "about": {**said, "round": 0, "way": "forward"}, "arrays": sums, "fill": 1},
-                 {"kind": "norm", "about": {**said, "round": 1, "way": "backward"}, "arrays": sums, "fill": 1}]
+        norms = [
+            {"kind": "norm", "about": {**said, "round": 0, "way": "forward"}, "arrays": sums, "fill": 1},
+            {"kind": "norm", "about": {**said, "round": 1, "way": "backward"}, "arrays": sums, "fill": 1},
+        ]
         rows = {"kind": "rows", "about": {"step": 7, "micro": 0}, "fill": 0.5,
                 "arrays": _listed(**{"0": ((2, *_Y.shape), "float32")})}  # fmt: skip
         grads = {"kind": "grads", "about": {"step": 7}, "fill": 0.5,
