@@ -368,8 +368,11 @@ class Part:
             if version != self.once.version + 1:
                 raise DamagedError(f"{self.folder}: the log goes on with step {version} after version "
                                    f"{self.once.version}; load a saved table")  # fmt: skip
-            header, arrays = unpack(body)
-            do = self._prepared(header, arrays)
+            try:
+                do = self._prepared(*unpack(body))
+            except (ConfigError, RefusedError) as error:
+                raise DamagedError(f"{self.folder}: step {version} of the log can't be done again ({error}); load a "
+                                   "saved table") from None  # fmt: skip
             slots, records = self._resident(do.places)
             self._put(slots, do.records(records), version)
             self.once.applied(version)

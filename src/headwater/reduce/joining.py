@@ -105,8 +105,8 @@ def join(
         if "refused" in start:
             why = said_of(start["refused"])
             raise JoinRefusedError(f"{name} refused worker {ticket.rank} of job {ticket.job!r}: {why}")
-        if why := start.get("gone") or start.get("stopped"):
-            raise AggregatorGoneError(f"the job {ticket.job!r} did not begin on {name}: {said_of(why)}")
+        if ended := start.get("gone") or start.get("stopped"):
+            raise AggregatorGoneError(f"the job {ticket.job!r} did not begin on {name}: {said_of(ended)}")
         job_id = start.get("start")
         facts = tuple(start.get(each) for each in ("slots", "piece_bytes", "total"))
         if (

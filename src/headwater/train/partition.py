@@ -386,8 +386,8 @@ class PartitionJob:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there: on any number of nodes, and at any cut."""
         if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-            found = shown(state.get("format") if isinstance(state, Mapping) else state)
-            raise ConfigError(f"a state of format {found}; this version reads {_FORMAT}")
+            said = shown(state.get("format") if isinstance(state, Mapping) else state)
+            raise ConfigError(f"a state of format {said}; this version reads {_FORMAT}")
         for name, found in (("seed", self._seed), ("fingerprint", self.samples.fingerprint)):
             if state.get(name) != found:
                 raise ConfigError(f"the state is of another {name} ({shown(state.get(name))}, here {found!r}); resume "
