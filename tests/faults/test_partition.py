@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 import headwater as hw
 from headwater.core.access import entry_text, token_digest
 from headwater.data.transforms import Resize, ToFloat, Transforms
-from headwater.errors import DamagedError, HeadwaterError, UnreachableError
+from headwater.errors import ConfigError, DamagedError, HeadwaterError, UnreachableError
 
 PIXELS = Transforms([Resize((16, 16)), ToFloat()])
 STEPS = 14
@@ -192,6 +192,18 @@ def test_a_bad_picture_stops_the_run_with_its_name(norm_model, tmp_path, start_n
     node = start_node(tmp_path)
     with pytest.raises(HeadwaterError, match=r"a/bad\.jpg"):
         train(norm_model, tmp_path, [node.address])
+
+
+@pytest.mark.parametrize("content", [b"torn", b"", [1, 2], {"model": {}, "job": 5, "random": 5}], ids=repr)
+def test_a_file_that_is_no_run_is_a_plain_error(content, norm_model, pictures, node, tmp_path):
+    path = tmp_path / "run.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    options = {"transforms": PIXELS, "nodes": [node.address], "batch_size": 8, "cut": "2", "seed": 1}
+    with hw.partition(norm_model, pictures, **options) as job, pytest.raises(ConfigError, match=r"run\.pt|format"):
+        job.load(path)
 
 
 def test_a_run_goes_on_from_a_file_at_another_cut(norm_model, alone, pictures, node, tmp_path):

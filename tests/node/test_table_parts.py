@@ -1,8 +1,10 @@
 """A part of a table on a node's disk: whole after every kind of ending, small while untouched, and not to be misled."""
 
 import errno
+import json
 import os
 import shutil
+import struct
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +17,8 @@ from headwater.core.bags import Bags
 from headwater.core.form import to_json
 from headwater.core.table import TableSpec, initial
 from headwater.data.tablewire import bags_arrays, pack, unpack
-from headwater.errors import ConfigError, HeadwaterError, RefusedError
+from headwater.data.wire import PROTOCOL
+from headwater.errors import ConfigError, DamagedError, HeadwaterError, RefusedError
 from headwater.node import steplog
 from headwater.node.part import Part
 from headwater.node.tables import Tables
@@ -367,6 +370,57 @@ def test_steps_that_are_never_settled_do_not_fill_the_disk(tmp_path, monkeypatch
     part.settle("b")
     part.step("b", step(part.once.version + 1))
     part.close()
+
+
+ODD = {
+    "places beside it": ({}, {"places": np.arange(2)}),
+    "as many arrays as there may be": ({}, {f"more{number}": np.arange(1) for number in range(7)}),
+    "words that take more room as JSON": ({"more": "\u20ac" * 10_000}, {}),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_whatever_a_step_has_beside_it_can_be_read_again(tmp_path, odd):
+    """It names bags that were staged, so that it is written anew for the log."""
+    part = made(tmp_path / "part")
+    part.stage("a", 7, Bags(np.array([1, 5, 5]), np.array([2, 1])))
+    header, arrays = ODD[odd]
+    said = {"protocol": PROTOCOL, "what": "step", "version": 1, "settled": 0, "number": 7, "lr": 0.1, **header}
+    arrays = {"grads": np.ones((2, 4)), **arrays}
+    said["arrays"] = [[name, each.dtype.name, list(each.shape)] for name, each in arrays.items()]
+    head = json.dumps(said, ensure_ascii=False).encode()
+    part.step("a", struct.pack("<I", len(head)) + head + b"".join(each.tobytes() for each in arrays.values()))
+    after = everything(part)
+    part.close()
+    again = Part(tmp_path / "part", CACHE)
+    assert again.once.version == 1
+    np.testing.assert_array_equal(everything(again), after)
+    again.close()
+
+
+def test_a_step_that_is_too_long_with_its_bags_is_refused_before_it_is_done(tmp_path, monkeypatch):
+    part = made(tmp_path / "part")
+    part.stage("a", 7, Bags(np.arange(200), np.ones(200, int)))
+    header = {"what": "step", "version": 1, "settled": 0, "number": 7, "lr": 0.1}
+    message = pack(header, {"grads": np.ones((200, 4))})
+    monkeypatch.setattr("headwater.data.tablewire.MAX_MESSAGE_BYTES", len(message) + 100)
+    with pytest.raises(ConfigError, match="with its bags"):
+        part.step("a", message)
+    assert (part.once.version, part.log.num_bytes) == (0, 0)
+    part.close()
+
+
+def test_a_part_that_can_not_be_opened_leaves_no_file_open(tmp_path):
+    part = made(tmp_path / "part")
+    part.step("a", step(1))
+    part.settle("a")
+    part.close()
+    (tmp_path / "part" / "journal").write_bytes(b"short")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(DamagedError, match="journal is damaged"):
+            Part(tmp_path / "part", CACHE)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_table_that_is_too_large_leaves_nothing_behind(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from headwater.train.access import Access
 from headwater.train.client import NodeClient
 
 STAGES = ("read", "decode", "infer", "send")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,17 @@ def look(clients: dict[str, NodeClient], seconds: float) -> list[Seen]:
         try:
             before = clients[address].hello()
             time.sleep(seconds)
-            hello = all_plain(clients[address].hello())  # it may say anything
+            seen = Seen(address, all_plain(clients[address].hello()), before, time.perf_counter() - begin)
+            Console(file=io.StringIO()).print(*tables([seen]))  # it may say anything
+            json.dumps(seen.to_json())
         except HeadwaterError as error:
             time.sleep(max(0.0, seconds - (time.perf_counter() - begin)))
             return Seen(address, {}, {}, seconds, plain(str(error)))
-        return Seen(address, hello, before, time.perf_counter() - begin)
+        except Exception as error:
+            log.debug("%s can't be shown", address, exc_info=True)
+            return Seen(address, {}, {}, seconds, f"says of itself what can't be shown ({type(error).__name__}); is it "
+                                                  "a node of this version?")  # fmt: skip
+        return seen
 
     with ThreadPoolExecutor(len(clients)) as pool:
         return list(pool.map(one, clients))
@@ -139,7 +149,7 @@ def prefixes(seen: list[Seen]) -> Table:
     for each in seen:
         for prefix in each.hello.get("prefixes", ()):
             gives = "everything" if prefix["outputs"] is None else ", ".join(prefix["outputs"])
-            found.add_row(each.address, prefix["digest"][:12], escape(gives), prefix["precision"],
+            found.add_row(each.address, escape(prefix["digest"][:12]), escape(gives), escape(prefix["precision"]),
                           escape(prefix["engine"]), str(prefix["threads"]), str(prefix["batch"]),
                           escape(prefix["why"]))  # fmt: skip
     return found

@@ -17,6 +17,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 from headwater.core.amount import num_bytes
+from headwater.core.form import shown
 from headwater.core.redact import TOKEN_START
 from headwater.errors import ConfigError, RefusedError
 
@@ -152,24 +153,24 @@ def _read_grant(entry: Mapping[str, Any]) -> tuple[Grant | None, list[str]]:
     for name in ("max_chunks", "rows_per_second"):
         numbers[name] = entry.get(name)
         if name in entry and not (type(entry[name]) is int and 1 <= entry[name] <= MOST):
-            faults.append(f"{name} is {entry[name]!r}; it must be a whole number, 1 or more")
+            faults.append(f"{name} is {shown(entry[name])}; it must be a whole number, 1 or more")
     for name in ("max_upload", "max_prefixes", "max_tables"):
         numbers[name] = None
         if name in entry:
             try:
-                numbers[name] = num_bytes(str(entry[name]), name)
+                numbers[name] = num_bytes(_amount(entry[name]), name)
             except ConfigError as error:
                 faults.append(str(error))
     weight = entry.get("weight", 1.0)
     if type(weight) not in (int, float) or not WEIGHTS[0] <= weight <= WEIGHTS[1]:
-        faults.append(f"weight is {weight!r}; it must be a number from {WEIGHTS[0]:g} to {WEIGHTS[1]:g}")
+        faults.append(f"weight is {shown(weight)}; it must be a number from {WEIGHTS[0]:g} to {WEIGHTS[1]:g}")
     operator = entry.get("operator", False)
     if type(operator) is not bool:
-        faults.append(f"operator is {operator!r}; it must be true or false, without quotes")
+        faults.append(f"operator is {shown(operator)}; it must be true or false, without quotes")
     expires_s = None
     if "expires" in entry and (expires_s := _end_of(entry["expires"])) is None:
         faults.append(
-            f"expires is {entry['expires']!r}; it must be a date or a time without quotes, such as 2030-12-31"
+            f"expires is {shown(entry['expires'])}; it must be a date or a time without quotes, such as 2030-12-31"
         )
     if faults:
         return None, faults
@@ -180,12 +181,18 @@ def _read_grant(entry: Mapping[str, Any]) -> tuple[Grant | None, list[str]]:
     return Grant(tenant, digest, tuple(roots), quota, expires_s, operator), []
 
 
+def _amount(value: object) -> str:
+    """As `num_bytes` reads it; a number of many digits can't be written out."""
+    is_plain = isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 10**18)
+    return str(value) if is_plain else shown(value)
+
+
 def _end_of(expires: object) -> float | None:
     """When that is over: a day at its end; a time without a zone is UTC."""
-    if isinstance(expires, datetime):
-        return (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp()
+    if isinstance(expires, datetime):  # what is long over may be before the first year of a calendar
+        return max(0.0, (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp())
     if isinstance(expires, date) and expires < date.max:
-        return datetime.combine(expires + timedelta(days=1), time(), UTC).timestamp()
+        return max(0.0, datetime.combine(expires + timedelta(days=1), time(), UTC).timestamp())
     return None
 
 

@@ -21,7 +21,7 @@ from headwater.core import codecs
 from headwater.core.form import shown
 from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec
 from headwater.core.unpacked import most_values
-from headwater.errors import DamagedError, RefusedError
+from headwater.errors import ConfigError, DamagedError, RefusedError
 
 TRAINING = 1  # the version of what is said in these messages
 MAX_PARCEL_BYTES = (1 << 31) - (1 << 20)  # Flight sends no message of more than 2 GiB
@@ -93,12 +93,18 @@ class Parcel:
             raise DamagedError(f"a message names {len(listed)} arrays and has {len(column)}")
         arrays: dict[str, np.ndarray] = {}
         for place, each in enumerate(listed):
-            spec = TensorSpec.from_json(each)
+            try:
+                spec = TensorSpec.from_json(each)
+            except ConfigError as error:
+                raise DamagedError(f"a message's array {place}: {error}") from None
             value = column[place].as_buffer()
             if spec.name in arrays or spec.dtype == "bfloat16" or value.size != spec.row_bytes:
                 raise DamagedError(f"a message's array {shown(spec.name)} has {value.size:,} bytes; {spec} has "
                                    f"{spec.row_bytes:,}")  # fmt: skip
-            arrays[spec.name] = np.frombuffer(value, spec.dtype).reshape(spec.shape)
+            try:
+                arrays[spec.name] = np.frombuffer(value, spec.dtype).reshape(spec.shape)
+            except ValueError:  # beside a size of 0 the others may be anything
+                raise DamagedError(f"a message's array {shown(spec.name)} has a shape that no array has") from None
         return cls(kind, about, arrays)
 
     def number(self, name: str, low: int = 0, high: int = 2**63 - 1) -> int:

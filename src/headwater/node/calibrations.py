@@ -102,7 +102,7 @@ class Calibrations:
             return str(kept["request"]), ranges
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError):
             path.unlink(missing_ok=True)
         return None
 

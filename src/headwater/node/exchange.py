@@ -51,6 +51,7 @@ class Exchange:
         self._taken = threading.Condition()
         self._put_off: list[Parcel] = []
         self._wanted = threading.Event()  # somebody has asked for a message
+        self._is_over = False  # nothing will come after what was taken
         self._gone = threading.Event()
         self._asking = threading.Lock()  # the call itself may be asked only as long as there is one
         self._said = time.monotonic()
@@ -92,7 +93,7 @@ class Exchange:
         self._wanted.set()
         if self._put_off:
             return self._put_off.pop(0)
-        while True:
+        while not self._is_over:
             try:
                 found, num_bytes = self._inbox.get(timeout=0.5)
             except queue.Empty:
@@ -104,10 +105,11 @@ class Exchange:
                 self._taken.notify_all()
             if isinstance(found, HeadwaterError):
                 raise found
-            if found is None:
-                self._gone.set()
-                raise GoneError
-            return found
+            if found is not None:
+                return found
+            self._is_over = True
+            self._gone.set()
+        raise GoneError
 
     def put_off(self, parcels: list[Parcel]) -> None:
         """These have come too early: `take` gives them first."""
@@ -181,9 +183,10 @@ class Exchange:
             if not isinstance(error, HeadwaterError):
                 error = HeadwaterError(f"unexpected {type(error).__name__} on the node; its log has more")
             self._tell(error)
-        with contextlib.suppress(GoneError, HeadwaterError):  # what else comes is read, so that the call can end
+        with contextlib.suppress(GoneError):  # what else comes is read, whatever it is, so that the call can end
             while True:
-                self.take()
+                with contextlib.suppress(HeadwaterError):
+                    self.take()
 
     def _tell(self, error: HeadwaterError) -> None:
         with contextlib.suppress(GoneError):

@@ -189,7 +189,7 @@ class Quotas:
         """(when it was last used, bytes, file, mark) of each file of this tenant; the one used longest ago first."""
         kept = []
         for mark in folder.glob("*.tenant") if folder is not None else ():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 if not (file := mark.with_suffix(suffix)).exists():
                     mark.unlink()
                 elif mark.read_text() == tenant:

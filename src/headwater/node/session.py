@@ -175,7 +175,7 @@ class Session:
             if opened.graph is not None and not opened.num_measured:
                 assert opened.end is not None
                 self._prefix = _training().TrainedPrefix(opened.graph, opened.end, opened.codec, self._keeps(opened),
-                                                         opened.depth)  # fmt: skip
+                                                         opened.depth, opened.max_rows)  # fmt: skip
                 stack.callback(self._let_go)
             self._exchange.admit({"fetch": opened.fetch_words})
             self._exchange.send(Parcel("ready"))

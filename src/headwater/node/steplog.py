@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headwater.data.tablewire import MAX_MESSAGE_BYTES
+
 _HEAD = struct.Struct("<4sIQQI")  # mark, checksum of the body, version, length of the body, checksum of this head
 _MARK = b"hws1"
 
@@ -175,7 +177,7 @@ def _scan(file: int) -> Iterator[tuple[int, int, int]]:
         head = os.pread(file, _HEAD.size, place)
         mark, body_sum, version, length, head_sum = _HEAD.unpack(head)
         start = place + _HEAD.size
-        if mark != _MARK or head_sum != zlib.crc32(head[:-4]) or start + length > size:
+        if mark != _MARK or head_sum != zlib.crc32(head[:-4]) or not length <= min(size - start, MAX_MESSAGE_BYTES):
             return
         if zlib.crc32(os.pread(file, length, start)) != body_sum or (before is not None and version != before + 1):
             return

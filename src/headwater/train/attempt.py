@@ -222,7 +222,8 @@ class Attempt:
 
     def _checked(self, parcel: Parcel) -> Mapping[str, np.ndarray]:
         prefix = self._work.prefix
-        assert prefix is not None
+        if prefix is None:
+            raise DamagedError("gradients of a prefix, and no node has one")
         for name in parcel.arrays:
             if name not in prefix.graph.trained:
                 raise DamagedError(f"gradients of {name[:80]!r}, which is not trained")
@@ -231,8 +232,9 @@ class Attempt:
 
     def _norm(self, node: int, parcel: Parcel) -> list[Decision]:
         number = parcel.number("round")
+        found = self._moments(parcel)
         if len(self._taking) == 1:  # nobody waits for it
-            self._note_statistics(self._moments(parcel), parcel)
+            self._note_statistics(found, parcel)
             return []
         self._norms.setdefault(number, {})[node] = parcel
         self._owed.holds(node)
@@ -247,12 +249,24 @@ class Attempt:
 
     def _note_statistics(self, found: Moments, parcel: Parcel) -> None:
         prefix = self._work.prefix
-        assert prefix is not None
-        self._statistics[parcel.number("norm", 0, len(prefix.norms) - 1)] = found
+        if prefix is None:
+            raise DamagedError("statistics of a prefix, and no node has one")
+        number = parcel.number("norm", 0, len(prefix.norms) - 1)
+        for running in (prefix.norms[number].running_mean, prefix.norms[number].running_var):
+            if running is not None and found.mean.shape != tuple(running.shape):
+                raise DamagedError(f"statistics of {len(found.mean):,} channels; the batch-norm has {len(running):,}")
+        self._statistics[number] = found
 
     def _join(self, number: int) -> list[Decision]:
         """Add up what all nodes said in a round, in the order of nodes, and tell them."""
         said = self._norms.pop(number)
+        try:
+            return self._joined(number, said)
+        except HeadwaterError as error:
+            peer = self._peers[min(said)]
+            return self._lost(peer, DamagedError(f"{peer.name}: {error}"))
+
+    def _joined(self, number: int, said: Mapping[int, Parcel]) -> list[Decision]:
         first = said[min(said)]
         for node, parcel in said.items():
             for word in ("way", "norm"):

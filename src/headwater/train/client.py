@@ -381,6 +381,9 @@ class NodeClient:
                 raise error
         except HeadwaterError as plain:
             return plain
+        except Exception:
+            log.debug("%s", self.name, exc_info=True)
+            return DamagedError(f"{self.name} sent what can't be read ({type(error).__name__}); {_NOT_OURS}")
 
     def tell(self, kind: str, body: bytes) -> Iterator[pa.Buffer]:
         """The answers to an action, as they come."""

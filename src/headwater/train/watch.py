@@ -185,10 +185,10 @@ class Watch:
             for client in self._clients:
                 try:
                     said = client.hello()["busy"]
-                except HeadwaterError:
+                    busy[client.name] = (float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"]),
+                                         float(said.get("num_cache_hits", 0)))  # fmt: skip
+                except (HeadwaterError, KeyError):
                     continue  # away, or behind a link that is full: what it sends still counts
-                busy[client.name] = (float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"]),
-                                     float(said.get("num_cache_hits", 0)))  # fmt: skip
         return _Reading(
             time.perf_counter(),
             self._source.num_chunks,
