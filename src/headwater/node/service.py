@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import PIL
@@ -70,6 +70,12 @@ CHILD_ENDS_WITHIN_S = 5.0  # once nobody waits for it
 PROBE_WITHIN_S = 600.0  # a measurement takes seconds; on a node with a hundredth of a core some minutes
 # What has a say in the numbers of a row beside the request: rows of another version are made anew, not served.
 _MAKER = f"headwater {VERSION}, pillow {PIL.__version__}"
+
+
+class Sign(Protocol):
+    """Tells a trainer that its upload is worked on: with its place where others use the memory that this needs."""
+
+    def __call__(self, place: tuple[int, int] | None = None) -> None: ...
 
 
 class Node(flight.FlightServerBase):
@@ -261,14 +267,6 @@ class Node(flight.FlightServerBase):
                     pass
                 return
             grant = grant_of(context)
-            if (command := descriptor.command or b"").startswith(_TOKENIZER):
-                digest = _digest(command.removeprefix(_TOKENIZER).decode(errors="replace"))
-                pieces = self._quotas.pieces(grant, _pieces(reader), tokenizerfile.MAX_BYTES)
-                self._put_tokenizer(digest, pieces, lambda: writer.write(pa.py_buffer(b"waiting")), grant)
-                self._quotas.uploaded(grant, digest, is_tokenizer=True)
-                return
-            digest = _digest(command.decode(errors="replace"))
-            pieces = self._quotas.pieces(grant, self.calls.received(asked, _pieces(reader)), self._prefixes.max_bytes)
 
             def sign(place: tuple[int, int] | None = None) -> None:
                 try:
@@ -276,12 +274,18 @@ class Node(flight.FlightServerBase):
                 except (pa.ArrowException, OSError):  # the trainer has hung up, which no disk is to blame for
                     raise _ended() from None
 
+            if (command := descriptor.command or b"").startswith(_TOKENIZER):
+                digest = _digest(command.removeprefix(_TOKENIZER).decode(errors="replace"))
+                pieces = self._quotas.pieces(grant, _pieces(reader), tokenizerfile.MAX_BYTES)
+                self._put_tokenizer(digest, pieces, sign, grant)
+                self._quotas.uploaded(grant, digest, is_tokenizer=True)
+                return
+            digest = _digest(command.decode(errors="replace"))
+            pieces = self._quotas.pieces(grant, self.calls.received(asked, _pieces(reader)), self._prefixes.max_bytes)
             self._prefixes.put(digest, pieces, partial(self._room_to_look, sign), sign, partial(self._look, sign))
             self._quotas.uploaded(grant, digest)
 
-    def _put_tokenizer(
-        self, digest: str, pieces: Iterator[bytes], sign: Callable[[], None], grant: Grant | None
-    ) -> None:
+    def _put_tokenizer(self, digest: str, pieces: Iterator[bytes], sign: Sign, grant: Grant | None) -> None:
         data = bytearray()
         for piece in pieces:
             data += piece
@@ -470,9 +474,7 @@ class Node(flight.FlightServerBase):
         return self._outbox.leave(ids, tensors, chunk.extraction.boundary)
 
     @contextmanager
-    def _room_to_look(
-        self, sign: Callable[[tuple[int, int] | None], None], num_bytes: int, times: int = TIMES_MODEL
-    ) -> Iterator[None]:
+    def _room_to_look(self, sign: Sign, num_bytes: int, times: int = TIMES_MODEL) -> Iterator[None]:
         """Memory to load an upload for a moment, with signs of life while that has to be waited for."""
         with self._tenants.errand("upload", times * num_bytes) as room:
             for place in self._tenants.wait(room, SIGN_OF_LIFE_S, lambda: self._stopping):
@@ -482,7 +484,7 @@ class Node(flight.FlightServerBase):
             yield
             give_back()
 
-    def _look(self, sign: Callable[[], None], work: Callable[[], None]) -> None:
+    def _look(self, sign: Sign, work: Callable[[], None]) -> None:
         """Carry this out, with signs of life meanwhile: gRPC hangs up on a call that is silent for 30 s."""
         looking = self._start(work)
         for _ in self._while(looking, lambda: self._stopping):

@@ -101,7 +101,7 @@ def read_tars(listing: Listing, on_page: Callable[[int], None] | None = None) ->
             on_page(num_seen)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        indexed = pool.map(lambda row: _index(listing.store, *row, seen=seen), rows)
+        indexed = pool.map(lambda row: _index(listing.store, row[0], row[1], row[2], seen), rows)
         for shard, (_, _, etag) in zip(indexed, rows, strict=True):
             _check(shard, listing.shown)
             num_other += shard.num_other
