@@ -261,18 +261,18 @@ class Node(flight.FlightServerBase):
                     pass
                 return
             grant = grant_of(context)
-            if (command := descriptor.command or b"").startswith(_TOKENIZER):
-                digest = _digest(command.removeprefix(_TOKENIZER).decode(errors="replace"))
-                pieces = self._quotas.pieces(grant, _pieces(reader), tokenizerfile.MAX_BYTES)
-                self._put_tokenizer(digest, pieces, lambda: writer.write(pa.py_buffer(b"waiting")), grant)
-                self._quotas.uploaded(grant, digest, is_tokenizer=True)
-                return
-            digest = _digest(command.decode(errors="replace"))
-            pieces = self._quotas.pieces(grant, self.calls.received(asked, _pieces(reader)), self._prefixes.max_bytes)
 
             def sign() -> None:
                 writer.write(pa.py_buffer(b"waiting"))
 
+            if (command := descriptor.command or b"").startswith(_TOKENIZER):
+                digest = _digest(command.removeprefix(_TOKENIZER).decode(errors="replace"))
+                pieces = self._quotas.pieces(grant, _pieces(reader), tokenizerfile.MAX_BYTES)
+                self._put_tokenizer(digest, pieces, sign, grant)
+                self._quotas.uploaded(grant, digest, is_tokenizer=True)
+                return
+            digest = _digest(command.decode(errors="replace"))
+            pieces = self._quotas.pieces(grant, self.calls.received(asked, _pieces(reader)), self._prefixes.max_bytes)
             self._prefixes.put(digest, pieces, partial(self._room_to_look, sign), sign, partial(self._look, sign))
             self._quotas.uploaded(grant, digest)
 
