@@ -17,7 +17,7 @@ import numpy.typing as npt
 from headwater.errors import ConfigError
 
 TRAINER = "trainer"
-STAGES = ("read", "decode", "augment", "infer", "send", "wait", "step")
+STAGES = ("read", "decode", "augment", "infer", "send", "wait", "finish", "step")
 
 
 @dataclass(frozen=True)
