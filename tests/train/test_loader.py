@@ -37,6 +37,9 @@ class Source:
 
     prongs = ("ordered", 0.0)
 
+    def finished(self, start, end):
+        pass
+
     def stepped(self, start, end):
         pass
 

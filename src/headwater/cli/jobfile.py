@@ -51,6 +51,7 @@ class TrainPart:
     batch_size: int = 32
     seed: int = 0
     shuffle: bool = True
+    drop_last: bool = False
     optimizer: str = "adamw"
     lr: float = 1e-3
     weight_decay: float = 0.0
@@ -67,6 +68,7 @@ class NodesPart:
     patience_s: float = 60.0
     share: bool = True
     cache: str = ""
+    threads: int = 0
     token: str = field(default="", repr=False)
     tls_ca: str = ""
     tls_cert: str = ""
@@ -145,7 +147,7 @@ _EMPTY = {"arguments": dict, "addresses": list}  # mutable defaults
 _CHOICES = {"optimizer": ("adamw", "adam", "sgd"), "on_bad_sample": ("raise", "skip"), "prongs": ("auto", *STRATEGIES)}
 _TOO_MUCH = 2**63
 _AT_LEAST = {"epochs": 1, "batch_size": 1, "seed": 0, "lr": 0, "weight_decay": 0, "momentum": 0, "checkpoint_every": 0,
-             "patience_s": 0, "views": 0}  # fmt: skip
+             "patience_s": 0, "views": 0, "threads": 0}  # fmt: skip
 
 
 def read_job(path: Path) -> JobFile:

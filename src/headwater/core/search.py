@@ -20,7 +20,7 @@ took far more or less of the work than planned, whoever is done takes the next c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from headwater.core.cut import Cut
 from headwater.core.loads import LINK_DOWN, PORT_DOWN, STORE_DOWN, Choice, JobSize, Pricing, stack
 from headwater.core.plan import PACE, PLACE, PRECISIONS, Plan, here_plan, near_plan
 from headwater.core.profile import Profile
+from headwater.core.prongs import ORDERED
 from headwater.core.rig import Rig
 from headwater.core.share import SHARES
 from headwater.core.tuning import rather
@@ -77,6 +78,11 @@ class Ranking:
     def best(self) -> Estimate:
         return self.plans[0]
 
+    def map(self, change: Callable[[Estimate], Estimate]) -> Ranking:
+        """With every estimate changed."""
+        nothing, pixels = (None if each is None else change(each) for each in (self.nothing, self.pixels))
+        return replace(self, plans=tuple(map(change, self.plans)), nothing=nothing, pixels=pixels)
+
     def explain(self) -> str:
         """Two sentences: what was chosen and what limits it."""
         best = self.best
@@ -85,6 +91,8 @@ class Ranking:
             text += f", up to {best.plan.cut_name}"
         if best.plan.host_share:
             text += f", and {share_words(best.plan)} of the pictures here"
+        if best.plan.prongs != ORDERED:
+            text += f", from both ends ({best.plan.prongs}; times are estimated as for {ORDERED})"
         if self.nothing is not None and best is not self.nothing:
             text += f", an estimated {self.nothing.total_s / best.total_s:.3g} times as fast as moving nothing"
         return f"{text[0].upper()}{text[1:]}. {best.explain()[0].upper()}{best.explain()[1:]}"
@@ -92,7 +100,7 @@ class Ranking:
 
 def share_words(plan: Plan) -> str:
     """How much of the work is the trainer's."""
-    return f"{'about ' if plan.split == PACE else ''}{100 * plan.host_share:.3g} %"
+    return f"{'about ' if plan.is_share_open else ''}{100 * plan.host_share:.3g} %"
 
 
 def placement(plan: Plan) -> str:
@@ -112,11 +120,12 @@ def search(
     precisions: Sequence[str] = ("fp32",),
     keep: int = 5,
     shared: bool = False,
+    prongs: str = ORDERED,
 ) -> Ranking:
     """The best plans for this job, best first. PlanError, with every reason, if none can be carried out. With `shared`,
-    of those in which both sides make rows."""
+    of those in which both sides make rows; `prongs` is how they will go through an epoch (`carried`)."""
     _check_allowed(codecs, precisions, keep)
-    pricing = Pricing(cuts, profile, rig, job)
+    pricing = Pricing(cuts, profile, rig, job, prongs=prongs)
     measured: list[tuple[Plan, Choice]] = []
     dropped: list[Dropped] = []
     for plan in choices(cuts, rig, profile, codecs=codecs, precisions=precisions):
@@ -201,11 +210,25 @@ def settings(choice: Plan, shared: bool = False) -> Iterator[Plan]:
 
 
 def sweep(cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize, *, like: Plan) -> tuple[Estimate, ...]:
-    """The estimate at every legal cut with the knobs of `like`: what a picture of load against cut needs."""
+    """The estimate at every legal cut with the settings of `like`: what a picture of load against cut needs."""
     pricing = Pricing(cuts, profile, rig, job)
-    knobs: dict[str, Any] = {"node_batch": like.node_batch, "chunk_rows": like.chunk_rows, "prefetch": like.prefetch}
+    same = ("node_batch", "chunk_rows", "prefetch", "host_share", "split", "prongs", "engine")
+    knobs: dict[str, Any] = {name: getattr(like, name) for name in same}
     wanted = choices(cuts, rig, profile, codecs=(like.codec,), precisions=(like.precision,))
     return tuple(estimate_with(pricing, replace(plan, **knobs)) for plan in wanted if plan.uses_storage)
+
+
+def carried(each: Estimate, prongs: str, hand_over: str) -> Estimate:
+    """As a job carries the plan out that goes through epochs so, and whose nodes hand pixels over so.
+
+    The numbers stay those of the plan itself: times are not estimated otherwise for other strategies, nor for files.
+    """
+    plan = each.plan
+    if plan.host_share and prongs != ORDERED:
+        plan = replace(plan, prongs=prongs, split=PLACE)
+    if plan.uses_storage and not plan.has_prefix:
+        plan = replace(plan, hand_over=hand_over)
+    return replace(each, plan=plan)
 
 
 _Columns = dict[str, npt.NDArray[Any]]

@@ -18,7 +18,7 @@ from headwater.core.form import shown
 from headwater.errors import ConfigError
 
 TRAINER = "trainer"
-STAGES = ("read", "decode", "augment", "infer", "send", "wait", "step")
+STAGES = ("read", "decode", "augment", "infer", "send", "wait", "finish", "step")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One object store behind a URL: list, read a range, ask a size, write an object.
 
-Owns `Store` and the rule that a key never leaves its root. The environment is read in one place, `_connect`.
+Owns `Store` and the rule that a key never leaves its root. The environment is read here alone, as stores are told.
 May import `headwater.errors` and obstore.
 """
 
@@ -79,6 +79,24 @@ def full_url(url: str) -> str:
     return url.rstrip("/") if url != "file:///" else url
 
 
+def store_name(url: str) -> str:
+    """Which store a URL is of, as this process reaches it: no folder in it, and nothing that is secret."""
+    parts = urlsplit(full_url(url))
+    if parts.scheme == "file":
+        return parts.scheme
+    of = {"s3": _server(_endpoint()), "az": os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")}.get(parts.scheme)
+    return f"{parts.scheme}://{_server(parts.geturl())}" + (f" of {of}" if of else "")
+
+
+def _server(url: str) -> str:
+    """Without user and password."""
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def _endpoint() -> str:
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+
+
 def split_url(url: str) -> tuple[str, str]:
     """The folder's URL and the name of the object in it."""
     folder, _, name = full_url(url).rpartition("/")
@@ -139,7 +157,7 @@ class Store:
                 return obstores.LocalStore(self._root)
             options: Any = dict(_TIMEOUT)
             if self.url.startswith("s3://"):
-                endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+                endpoint = _endpoint()
                 config: Any = {"endpoint": endpoint} if endpoint else {}
                 if endpoint.startswith("http://"):
                     # A store of one's own: no certificate, and rarely a host name for each bucket.

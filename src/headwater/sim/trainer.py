@@ -15,7 +15,7 @@ import simpy
 
 from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Pace, Stop, window_of
 from headwater.core.plan import PLACE, Plan
-from headwater.core.prongs import MTE, WRR, TwoEnded, meeting_point
+from headwater.core.prongs import MTE, WRR, TwoEnded, meeting_point, tail_bytes, tail_room
 from headwater.core.rhythm import Rhythm
 from headwater.core.share import is_own, more_ahead, own_out
 from headwater.sim.costs import Costs
@@ -24,7 +24,6 @@ from headwater.sim.node import Order, Spans, Worker
 from headwater.sim.sharing import Line, after, carry, together
 
 PATIENCE_S = 60.0  # without any worker, as `near` has it by default
-TAIL_MEMORY = 0.25  # of the machine's, for a tail under mte (`train.source`)
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ class Trainer:
         batches: Callable[[int], Iterable[int]],
         *,
         memory_bytes: int | None = None,
+        beside: int = 1,
         num_epochs: int = 1,
         kept: Callable[[str, int, range], int] = lambda worker, epoch, entries: 0,
         made: Callable[[str, int, range], None] = lambda worker, epoch, entries: None,
@@ -73,13 +73,14 @@ class Trainer:
         starts_s: float = 0.0,
     ) -> None:
         """`batches` tells the sizes of this trainer's batches in an epoch. `kept` tells how many rows of some entries
-        of its order a worker has, `made` that it made them. `sync` is asked for the end of a step's sums."""
+        of its order a worker has, `made` that it made them. `sync` is asked for the end of a step's sums. `beside`:
+        so many trainers share the machine and its memory."""
         self.env, self.name, self.machine, self.plan, self.costs = env, name, machine, plan, costs
         self.workers, self.own = dict(workers), own
         self._batches, self._num_epochs = batches, num_epochs
         self._kept, self._made, self._sync = kept, made, sync
         self._spans, self._need, self._stop_after = spans, need, stop_after
-        self._memory_bytes, self._starts_s = memory_bytes, starts_s
+        self._memory_bytes, self._beside, self._starts_s = memory_bytes, beside, starts_s
         self.tenant = tenant or name
         self.progress = Progress()
         self.error: str | None = None
@@ -199,7 +200,8 @@ class Trainer:
         if self._memory_bytes is None:
             return len(self._sizes)
         chunk_bytes = max(1.0, self.plan.chunk_rows * self.costs.taking.raw_bytes)
-        return max(self.plan.prefetch + 1, int(TAIL_MEMORY * self._memory_bytes / chunk_bytes))
+        mine = tail_bytes(self._memory_bytes, max(0.0, self._memory_bytes - self.machine.memory.now)) / self._beside
+        return tail_room(mine, chunk_bytes, self.plan.prefetch)
 
     def _wait(self) -> simpy.Event:
         """Until something is ready; time passes for the dispatch though nobody replies."""

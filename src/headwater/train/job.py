@@ -24,12 +24,11 @@ from headwater.core.amount import num_bytes
 from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut, find_cut, smallest_cut
 from headwater.core.loads import JobSize
-from headwater.core.plan import FILE, PRECISIONS, Plan, near_plan
-from headwater.core.plan import PLACE as BY_PLACE
+from headwater.core.plan import FILE, PRECISIONS, WIRE, Plan, near_plan
 from headwater.core.precision import FULL, TOLERANCE, Deviation, allowed
 from headwater.core.profile import Profile
-from headwater.core.prongs import MTE, ORDERED, STRATEGIES, WRR
-from headwater.core.search import Ranking, search, share_words
+from headwater.core.prongs import MTE, ORDERED, STRATEGIES
+from headwater.core.search import Ranking, carried, search, share_words
 from headwater.data.cores import usable_cores
 from headwater.data.holdings import Holdings, unite
 from headwater.data.layouts import list_samples, root_of
@@ -55,7 +54,7 @@ from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.intake import take
 from headwater.train.loader import Loader
-from headwater.train.measure import Measured, measure, trainers_here
+from headwater.train.measure import Measured, check_room, measure, trainers_here
 from headwater.train.own import PLACE, OwnNode
 from headwater.train.report import Report
 from headwater.train.source import Source
@@ -141,7 +140,8 @@ class Job:
 
     def usage(self) -> dict[str, Usage]:
         """What the trainer and each node took since this was last asked, or since the job began: CPU-seconds, memory,
-        and energy, which is modelled, where `power` was given. A node counts for all of its jobs together."""
+        and energy, which is modelled, where `power` was given for trainer and nodes. A node counts for all of its jobs
+        together; of a machine that several trainers share, each counts its part of the idle watts."""
         return {} if self._meter is None else self._meter.lap()
 
     def waited_s(self) -> float:
@@ -236,7 +236,8 @@ def near(
                    have folders of the same name (file://) on disks of their own, with or without replicas
     plan           "auto" measures nodes, links and this machine (once; the result is kept) and takes the fastest plan;
                    `job.ranking` tells why. A Plan or a file with one pins it. None measures nothing and cuts where the
-                   fewest bytes cross, and so does nodes="inline"
+                   fewest bytes cross, and so does nodes="inline". A pinned plan needs the memory that it was measured
+                   to need, where that was measured once
     cut            pins where the model is split, by name or index
     codec          how rows may travel: "raw" (exact), or also as "fp16", "bf16", "int8"; the planner decides whether it
                    pays, and a pinned cut uses it
@@ -262,8 +263,8 @@ def near(
                    that ui.perfetto.dev opens
     rank, world    which of how many trainers this is; taken from torch.distributed if it is initialised
     patience_s     how long to wait for a node to come back once none answers, or for a store that fails
-    power          what devices draw in watts, idle and busy, for modelled energy beside each plan's time:
-                   {"node": (2, 6), "trainer": (60, 180)}, and "accelerator"
+    power          what devices draw in watts, idle and busy, for modelled energy beside each plan's time, and of a run
+                   (`job.usage`): {"node": (2, 6), "trainer": (60, 180)}, and "accelerator" (for plans only)
     token          what whoever runs the nodes gave you; the environment's HEADWATER_TOKEN by default. It is sent over
                    TLS only (grpc+tls://), or within this machine
     tls_ca         for grpc+tls://: a file with the authority that signed the nodes' certificates, where that is not one
@@ -391,13 +392,12 @@ def near(
             setting.shipped = measured.shipped
             size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, setup_s=measured.setup_s,
                            starts_own=measured.own is None)  # fmt: skip
+            strategy = ORDERED if prongs == AUTO_PRONGS else prongs
             ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs,
-                             precisions=precisions, shared=prongs != AUTO_PRONGS)  # fmt: skip
+                             precisions=precisions, shared=prongs != AUTO_PRONGS, prongs=strategy)  # fmt: skip
+            by_file = all(client.finds_folder() for client in clients)
+            ranking = ranking.map(partial(carried, prongs=strategy, hand_over=FILE if by_file else WIRE))
             plan = ranking.best.plan
-            if prongs in (MTE, WRR):
-                plan = replace(plan, prongs=prongs, split=BY_PLACE)
-            if plan.uses_storage and not plan.has_prefix and all(client.finds_folder() for client in clients):
-                plan = replace(plan, hand_over=FILE)
         fixed = None if plan == "auto" else plan
         chosen = _plan(fixed, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
         if measured is not None and measured.own is not None:
@@ -405,6 +405,9 @@ def near(
                 setting.own = measured.own
             else:
                 measured.own.close()
+        if measured is None and clients:
+            check_room(chosen, captured, all_cuts, pipeline, samples, clients, batch_size=batch_size,
+                       precision=precision, world=world)  # fmt: skip
         source = Source(setting, chosen)
         # Before the nodes go: an iterator that somebody still holds must not wait for them.
         stack.callback(source.close)
@@ -431,7 +434,8 @@ def near(
             on_bad_sample=on_bad_sample,
         )
         return Job(joined, loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
-                   measured, watch, deviations, setting.trace, Meter(clients, source.own_nodes, power))  # fmt: skip
+                   measured, watch, deviations, setting.trace,
+                   Meter(clients, source.own_nodes, power, setting.trainers))  # fmt: skip
 
 
 def _check_beside(**given: Any) -> None:

@@ -43,6 +43,9 @@ class Source(Protocol):
     def step_clock(self) -> Callable[[int], None]:
         """To be called with the number of rows of each batch that is handed out in an epoch."""
 
+    def finished(self, start: float, end: float) -> None:
+        """To be told from when to when a batch was made of its rows."""
+
     def stepped(self, start: float, end: float) -> None:
         """To be told when the loop was given a batch, and when it came for the next one."""
 
@@ -115,6 +118,11 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
     def epoch(self) -> int:
         """The epoch that is under way, or about to begin."""
         return max(self._epoch, 0)
+
+    @property
+    def visit(self) -> Visit:
+        """How the epoch under way is gone through; fixed since it began."""
+        return self._visit
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next `iter()` start this epoch, from its beginning."""
@@ -260,11 +268,13 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                 short = len(samples) < self._dealing.batch_size
                 if not len(samples) or (self._dealing.drop_last and self._dealing.world == 1 and short):
                     continue
+                came = time.perf_counter()
                 batch = finish([reply.tensors], samples), torch.from_numpy(self._samples.labels[samples])
                 any_batch = True
                 if self._dealing.world == 1:
                     step_clock(len(samples))
                 given = time.perf_counter()
+                self._source.finished(came, given)
                 yield batch
                 self._source.stepped(given, time.perf_counter())
             self._check_any(any_batch or len(spans) < len(self._spans()))
@@ -313,7 +323,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                     position = step.stop
                     if rows is None:
                         raise self._empty_handed(stop - start)
-                samples = ids[rows.entries]
+                samples, came = ids[rows.entries], time.perf_counter()
                 batch = rows.finish(rows.parts, samples), torch.from_numpy(self._samples.labels[samples])
                 if number == self._iterator:
                     self._position = position
@@ -321,6 +331,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                 if self._dealing.world == 1:  # where others take part in a step, its time says nothing about this one
                     step_clock(len(samples))
                 given = time.perf_counter()
+                self._source.finished(came, given)
                 yield batch
                 self._source.stepped(given, time.perf_counter())
             if number == self._iterator:

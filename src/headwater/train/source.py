@@ -26,7 +26,7 @@ from headwater.core.codecs import wire_row_bytes
 from headwater.core.pieces import Pieces
 from headwater.core.plan import FILE, PLACE, Plan
 from headwater.core.precision import Deviation
-from headwater.core.prongs import MTE, WRR, next_share
+from headwater.core.prongs import MTE, WRR, next_share, tail_bytes, tail_room
 from headwater.core.share import is_own, more_ahead, own_out
 from headwater.data.cores import usable_cores
 from headwater.data.memory import available_bytes, memory_bytes
@@ -45,8 +45,6 @@ from headwater.train.trace import LOOP
 log = logging.getLogger(__name__)
 
 MIN_STEPS, MAX_STEPS = 3, 256  # whose times tell what a step takes; that are remembered
-# For rows of an epoch's tail that wait for the head to be used up: of this machine's memory, and of what is free of it.
-TAIL_MEMORY, TAIL_OF_FREE = 0.25, 0.5
 
 
 @dataclass(frozen=True)
@@ -190,6 +188,11 @@ class Source:
             last.append((now, counts.waited_s, num_rows))
 
         return got
+
+    def finished(self, start: float, end: float) -> None:
+        """A batch was made of its rows."""
+        if self._setting.trace is not None:
+            self._setting.trace.add("finish", start, end, LOOP)
 
     def stepped(self, start: float, end: float) -> None:
         """The loop had a batch for so long."""
@@ -364,8 +367,8 @@ class Source:
     def _room(self, carried: Carried) -> int:
         """Chunks of a tail that this machine may hold until the head is used up."""
         chunk_bytes = carried.plan.chunk_rows * sum(spec.row_bytes for spec in carried.extraction.boundary)
-        mine = min(TAIL_MEMORY * memory_bytes(), TAIL_OF_FREE * available_bytes()) / self._setting.trainers
-        return max(carried.plan.prefetch + 1, int(mine / chunk_bytes))
+        mine = tail_bytes(memory_bytes(), available_bytes()) / self._setting.trainers
+        return tail_room(mine, chunk_bytes, carried.plan.prefetch)
 
     def _balancing(
         self, carried: Carried, feed: Feed, replies: Iterator[Reply], first: int, num_chunks: int

@@ -24,7 +24,7 @@ from headwater.core.profile import Profile
 from headwater.core.prongs import MTE, ORDERED
 from headwater.core.replan import Replan, Replanner, Window, worth_switching
 from headwater.core.rig import Link, Rig
-from headwater.core.search import placement, search, suited_split
+from headwater.core.search import carried, placement, search, suited_split
 from headwater.core.share import SHARES
 from headwater.data.wire import MAX_BLOB_BYTES
 from headwater.errors import HeadwaterError
@@ -233,22 +233,27 @@ class Watch:
         return self._replanner.node_rows_per_s(name, busy_s / rows, self._threads[name])
 
     def _decide(self, decision: Replan) -> None:
-        """Go over to another plan if one pays; where links changed, as they are with nothing else on them.
+        """Go over to another plan if one pays, or if the one in use needs more memory than there is by now; where
+        links changed, as they are with nothing else on them.
 
         Measuring links stops the run for a while, so it is done only if another plan may pay. If it can't be done, or
         the plan can't be adopted, nothing was decided, and the change is seen again.
         """
-        before, rig = self._source.plan, decision.rig
-        why = "; ".join(decision.why)
+        before, rig, reasons = self._source.plan, decision.rig, decision.why
+        why = "; ".join(reasons)
         adopted = before
         try:
-            if self._may_pay(before, rig) or self._is_scarce(before, rig):
-                rig, there = self._ask_nodes(rig)
+            rig, there = self._ask_nodes(rig)
+            if too_much := self._too_much(before, rig):
+                reasons = (*reasons, *too_much)
+                why = "; ".join(reasons)
+            if too_much or self._may_pay(before, rig) or self._is_scarce(before, rig):
                 with self._source.held() if decision.of_links else contextlib.nullcontext():
                     rig = self._measure(rig, there) if decision.of_links else rig
                     now, best = self._compare(before, rig)
                     then = before
-                    if not alike(best.plan, before) and worth_switching(now, best):
+                    pays = not alike(best.plan, before) and worth_switching(now, best)
+                    if pays or (too_much and best.plan != before):
                         then = best.plan
                     elif self._is_scarce(before, rig):
                         then, best = replace(before, split=PLACE), now
@@ -268,7 +273,7 @@ class Watch:
         if adopted == before:
             log.info("%s; the plan stays", why)
             return
-        self.switches.append(Switch(decision.why, before, adopted, self._source.num_rows))
+        self.switches.append(Switch(reasons, before, adopted, self._source.num_rows))
         log.warning("%s: going over to another plan (%s, cut at %s), an estimated %.3g times as fast", why,
                     placement(adopted), adopted.cut_name,
                     now.epoch_s / best.epoch_s)  # fmt: skip
@@ -284,6 +289,10 @@ class Watch:
             worth_switching(*self._compare(plan, each)) for each in (rig, apart)
         )
 
+    def _too_much(self, plan: Plan, rig: Rig) -> tuple[str, ...]:
+        """Of every device that does not have the memory for this plan any more."""
+        return estimate(plan, self._cuts, self._profile, rig, self._size).faults
+
     def _is_scarce(self, plan: Plan, rig: Rig) -> bool:
         """Whether a link has become so thin that the trainer's share has to be kept to."""
         if plan.split != PACE:
@@ -296,16 +305,11 @@ class Watch:
                        starts_own=not self._source.has_own)  # fmt: skip
         # All trainers go through an epoch alike, so what was asked for stays, whatever one of them would rather do.
         found = search(self._open_cuts(), self._profile, rig, size, codecs=self._codecs, precisions=self._precisions,
-                       shared=self._prongs != ORDERED)  # fmt: skip
-        # At the pace of both sides, the share is what it comes to.
-        shares = [replace(plan, host_share=share) for share in SHARES] if plan.split == PACE else [plan]
+                       shared=self._prongs != ORDERED, prongs=self._prongs)  # fmt: skip
+        # Where timing decides, the share is what it comes to.
+        shares = [replace(plan, host_share=share) for share in SHARES] if plan.is_share_open else [plan]
         every = [estimate(each, self._cuts, self._profile, rig, self._size) for each in shares]
-        best = found.best
-        if self._prongs != ORDERED:
-            best = replace(best, plan=replace(best.plan, prongs=self._prongs, split=PLACE))
-        if best.plan.uses_storage and not best.plan.has_prefix and self._hand_over == FILE:
-            best = replace(best, plan=replace(best.plan, hand_over=FILE))
-        return min(every, key=lambda each: each.total_s), best
+        return min(every, key=lambda each: each.total_s), carried(found.best, self._prongs, self._hand_over)
 
     def _without_file(self) -> list[str]:
         """The nodes that answer and don't have the file of all cuts."""
@@ -384,8 +388,9 @@ def _own_share(before: _Reading, now: _Reading) -> float | None:
 
 
 def alike(one: Plan, other: Plan) -> bool:
-    """Do these come to the same? At the pace of both sides, the share that was expected does not matter."""
-    return one == (replace(other, host_share=one.host_share) if one.split == other.split == PACE else other)
+    """Do these come to the same? Where timing decides, the share that was expected does not matter."""
+    is_open = one.is_share_open and other.is_share_open
+    return one == (replace(other, host_share=one.host_share) if is_open else other)
 
 
 def _has_faster_link(before: Rig, after: Rig) -> bool:
