@@ -1,7 +1,7 @@
 """A job's nodes follow its fleet: those that come are made ready and asked, those that went are no longer asked.
 
-Owns `Following`, the thread that asks a directory, and `first_nodes`, those that a job begins with. What a node that
-came must hold, and how the epoch under way goes on, is `train.source`'s.
+Owns `Following`, the thread that asks a directory, `Clients`, a job's connections, and `first_nodes`, those that it begins
+with. What a node that came must hold, and how the epoch under way goes on, is `train.source`'s business.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from headwater.errors import HeadwaterError, UnreachableError
+from headwater.train.access import Access
 from headwater.train.client import NodeClient
 from headwater.train.directory import Directory
 from headwater.train.source import Source
@@ -21,32 +22,53 @@ LOOK_S = 1.0
 log = logging.getLogger(__name__)
 
 
-def first_nodes(
-    directory: Directory, connect: Callable[[str], NodeClient], patience_s: float, keep: Callable[[NodeClient], object]
-) -> list[NodeClient]:
-    """Nodes to begin with. Of those that were named all are taken, whether or not they answer, which is found out soon;
-    of a fleet those that do, and if none does, one is waited for. `keep` is told of each before it is asked."""
-    if not directory.may_change:
-        clients = [connect(address) for address in directory.addresses()]
+class Clients:
+    """The connections of a job, so that all of them are closed with it, whenever they were opened."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._open: list[NodeClient] = []
+        self._lock = threading.RLock()  # the garbage collector may close the job anywhere, also in here
+
+    def connect(self, address: str) -> NodeClient:
+        client = NodeClient(address, self._access)
+        with self._lock:
+            self._open.append(client)
+        return client
+
+    def let_go(self, client: NodeClient) -> None:
+        """Hang up on one."""
+        with self._lock:
+            self._open = [each for each in self._open if each is not client]
+        client.close()
+
+    def close(self) -> None:
+        with self._lock:
+            clients, self._open = self._open, []
         for client in clients:
-            keep(client)
-        return clients
+            client.close()
+
+
+def first_nodes(directory: Directory, clients: Clients, patience_s: float) -> list[NodeClient]:
+    """Nodes to begin with. Of those that were named all are taken, whether or not they answer, which is found out soon;
+    of a fleet those that do, and if none does, one is waited for."""
+    if not directory.may_change:
+        return [clients.connect(address) for address in directory.addresses()]
     deadline, why = time.monotonic() + patience_s, "none is up"
     while True:
         found = []
         for address in directory.addresses():
-            client = connect(address)
+            client = clients.connect(address)
             try:
                 client.prepare()
             except UnreachableError as error:
                 why = str(error)
-                client.close()
-                continue
-            keep(client)
-            found.append(client)
+                clients.let_go(client)
+            else:
+                found.append(client)
         if found:
             return found
-        if time.monotonic() > deadline:
+        if time.monotonic() >= deadline:
             raise UnreachableError(f"no node of the fleet has answered for {patience_s:g} s: {why}")
         time.sleep(min(LOOK_S, max(0.0, deadline - time.monotonic())))
 
@@ -58,15 +80,14 @@ class Following:
         self,
         source: Source,
         directory: Directory,
-        connect: Callable[[str], NodeClient],
+        clients: Clients,
         check: Callable[[NodeClient], None],
     ) -> None:
         """`check` raises if a node does not have the job's data."""
-        self._source, self._directory, self._connect, self._check = source, directory, connect, check
+        self._source, self._directory, self._clients, self._check = source, directory, clients, check
         self._lock = threading.RLock()  # the garbage collector may close the job anywhere, also in here
         self._coming: set[str] = set()
         self._refused: dict[str, str] = {}  # address → why, told once
-        self._left: list[NodeClient] = []  # something may be under way on them
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="follow", daemon=True)
         self._thread.start()
@@ -74,10 +95,6 @@ class Following:
     def close(self) -> None:
         """Follow no longer. A node that is being made ready is let go as soon as that is over."""
         self._closed.set()
-        with self._lock:
-            left, self._left = self._left, []
-        for client in left:
-            client.close()
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_S):
@@ -103,19 +120,18 @@ class Following:
         if not found:
             return
         for name, client in here.items():
-            if name not in found and self._source.leave(client):
-                log.warning("%s is no longer of the fleet", name)
-                self._put_away(client)
+            if name not in found and self._source.leave(client):  # its connection stays: a reply may be under way
+                log.info("%s is no longer of the fleet", name)
 
     def _welcome(self, address: str) -> None:
         client = None
         joined = False
         try:
-            client = self._connect(address)
+            client = self._clients.connect(address)
             self._check(client)
             joined = self._source.welcome(client)
             if joined:
-                log.warning("%s has joined", address)
+                log.info("%s has joined", address)
         except HeadwaterError as error:
             with self._lock:
                 is_told = self._refused.get(address) == str(error)
@@ -127,15 +143,5 @@ class Following:
         finally:
             with self._lock:
                 self._coming.discard(address)
-            if client is not None:
-                if not joined:
-                    client.close()
-                elif self._closed.is_set():  # the job's end did not see it
-                    self._put_away(client)
-
-    def _put_away(self, client: NodeClient) -> None:
-        with self._lock:
-            if not self._closed.is_set():
-                self._left.append(client)
-                return
-        client.close()
+            if client is not None and not joined:
+                self._clients.let_go(client)

@@ -45,11 +45,11 @@ class Meter:
 
     def __init__(
         self,
-        clients: Sequence[NodeClient],
+        clients: Callable[[], Sequence[NodeClient]],
         own: Callable[[], Sequence[OwnNode]],
         power: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
-        """`own` tells the trainer's own node, whose work is the trainer's, once there is one."""
+        """`clients` tells the nodes of the moment; `own` the trainer's own node, whose work is the trainer's, once there is one."""
         self._clients, self._own, self._power = clients, own, power or {}
         self._at, self._before = time.perf_counter(), self._read()
 
@@ -84,7 +84,7 @@ class Meter:
             page_cache_bytes(),
             min(usable_cores(), float(len(os.sched_getaffinity(0)))),
         )
-        nodes = {client.name: _ask(client) for client in self._clients}
+        nodes = {client.name: _ask(client) for client in self._clients()}
         return {"trainer": here} | {name: each for name, each in nodes.items() if each is not None}
 
 
