@@ -67,14 +67,17 @@ class Keeper:
         self._nodes: dict[str, _Node] = {}
         self._fault = ""  # of the last node that could not be started
         self._pause_s, self._not_before_s = FIRST_PAUSE_S, 0.0
+        self._begun_s = time.monotonic()
         self._lock = threading.Lock()  # of what is answered, which the thread writes
-        self._answer: dict[str, Any] = {"nodes": {}, "fault": ""}
+        self._answer: dict[str, Any] = {"nodes": {}, "fault": "", "is_whole": False}
         threading.Thread(target=self._run, name="keep", daemon=True).start()
 
     def addresses(self) -> list[str]:
-        """Of the nodes that may be asked for rows."""
+        """Of the nodes that may be asked for rows; none as long as that can't be told: a keeper that was started anew has
+        to hear them first."""
         with self._lock:
-            nodes = self._answer["nodes"].values()
+            answer = self._answer
+        nodes = answer["nodes"].values() if answer["is_whole"] else ()
         return sorted(each["address"] for each in nodes if each["address"] and not each["draining"])
 
     def state(self) -> dict[str, Any]:
@@ -112,8 +115,10 @@ class Keeper:
         self._drain(now_s)
         nodes = {name: {"address": node.told["address"] if node.told is not None else "",
                         "draining": node.drain_until_s is not None} for name, node in self._nodes.items()}  # fmt: skip
+        is_whole = all(node.told is not None for node in self._nodes.values()) or now_s - self._begun_s > SILENT_S
         with self._lock:
-            self._answer = {"nodes": nodes, "fault": self._fault}
+            self._answer = {"nodes": nodes, "fault": self._fault,
+                            "is_whole": is_whole or self._answer["is_whole"]}  # fmt: skip
 
     def _find(self) -> None:
         """The actors that there are, those of an earlier keeper included; those that are gone for good are forgotten."""
