@@ -52,7 +52,8 @@ def ray_address():
         trial.bind(("127.0.0.1", 0))
         port = trial.getsockname()[1]
     given = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
-             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}  # fmt: skip
+             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # fmt: skip  # or Ray takes another address than loopback
     command = [
         program, "start", "--block", "--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2",
         f'--resources={{"storage": {SLOTS}}}', "--include-dashboard=false", "--include-log-monitor=false",
