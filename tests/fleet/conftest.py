@@ -117,6 +117,19 @@ def pid_of(cluster):
 
 
 @pytest.fixture
+def pid_or_none(cluster, pid_of):
+    """The same, and None while there is none."""
+
+    def ask(name):
+        try:
+            return pid_of(name)
+        except cluster.ray.exceptions.RayError:
+            return None
+
+    return ask
+
+
+@pytest.fixture
 def alive():
     """alive(pid): is there such a process, other than as a zombie?"""
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import signal
+import socket
 import threading
 import warnings
 from collections.abc import Iterator
@@ -62,15 +64,18 @@ class Cluster:
             _num_users += self._ours
 
     def _open(self, address: str) -> None:
+        where = os.environ.get("RAY_ADDRESS") or address if address == "auto" else address
         main = threading.current_thread() is threading.main_thread()
         before = signal.getsignal(signal.SIGTERM) if main else None
         try:
+            if where != "auto":
+                _check_reachable(where)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Ray's own, for whoever writes actors
                 self.ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
         except Exception as error:  # of many kinds, from many layers
             raise UnreachableError(
-                f"no Ray cluster at {address} ({_first_line(error)}); start Ray on this machine (`ray start "
+                f"no Ray cluster at {where} ({_first_line(error)}); start Ray on this machine (`ray start "
                 "--address=HEAD:6379`; `ray start --head` makes a cluster), or say where it is with RAY_ADDRESS; with "
                 "token authentication, this user needs the cluster's token, too (RAY_AUTH_TOKEN)"
             ) from None
@@ -123,6 +128,14 @@ class Cluster:
             for each in self.ray.nodes()
             if each["Alive"] and each["Resources"].get(RESOURCE, 0) > 0
         }
+
+
+def _check_reachable(address: str) -> None:
+    """Whether anybody listens there: where nobody does, Ray would end the whole process."""
+    host, _, port = address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError("it must look like 10.0.0.5:6379")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_WITHIN_S).close()
 
 
 def said_by(error: BaseException) -> str:
