@@ -131,8 +131,8 @@ def python(code):
     ],
 )
 def test_it_imports_where_torch_onnx_and_ray_are_missing(name):
-    hide = "import sys; sys.modules.update(dict.fromkeys(['torch', 'onnx', 'onnxscript', 'torchvision', 'timm', 'ray']))"
-    done = python(f"{hide}; import {name}")
+    names = ["torch", "onnx", "onnxscript", "torchvision", "timm", "ray"]
+    done = python(f"import sys; sys.modules.update(dict.fromkeys({names})); import {name}")
     assert done.returncode == 0, done.stderr
 
 

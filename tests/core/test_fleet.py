@@ -94,7 +94,7 @@ def simulated(work, scaling, looks, starts_in=3, begin=1):
             match decision:
                 case Add(num):
                     free = (f"n{number}" for number in range(len(ready) + num) if f"n{number}" not in ready)
-                    ready |= {name: now + starts_in for name in [next(free) for _ in range(num)]}
+                    ready |= dict.fromkeys([next(free) for _ in range(num)], now + starts_in)
                 case Drain(name):
                     del ready[name]
         sizes.append(len(ready))

@@ -175,6 +175,34 @@ def test_an_epoch_does_not_wait_for_a_node_that_is_being_made_ready(
     eventually(lambda: names(job) == [first.address, second.address])
 
 
+def test_patience_does_not_end_while_the_next_node_is_being_made_ready(
+    start, pictures, start_node, fleet, monkeypatch
+):
+    monkeypatch.setattr("headwater.train.feed.RETRY_EVERY_S", 0.01)
+    first = start_node(pictures)
+    fleet.nodes = [first.address]
+    job = start("ray://any", patience_s=0.5)
+    may_go_on, asked, is_one_coming = threading.Event(), [], job._source._is_one_coming
+
+    def counted():
+        if coming := is_one_coming():
+            asked.append(coming)
+        if len(asked) == 100:  # so many hundredths of a second: twice as long as its patience
+            may_go_on.set()
+        return coming
+
+    monkeypatch.setattr(job._source, "_is_one_coming", counted)
+    monkeypatch.setattr(NodeClient, "calibrate_again", lambda client: may_go_on.wait(60))
+
+    def move():
+        fleet.nodes[:] = [start_node(pictures).address]
+        first.kill()
+
+    samples, _ = epoch(job, 2, move)
+    assert sorted(samples) == list(range(50))
+    assert len(asked) >= 100
+
+
 def test_a_node_with_other_files_does_not_join_and_that_is_said_once(
     start, pictures, start_node, fleet, eventually, caplog, monkeypatch
 ):

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import headwater as hw
 from headwater.core.plan import near_plan
 from headwater.data.transforms import Normalize, Resize, ToFloat, Transforms
-from headwater.errors import ConfigError, UnreachableError
+from headwater.errors import ConfigError
 from headwater.fleet.keeper import member_names
 from headwater.fleet.up import down
 from headwater.model.capture import capture
@@ -170,7 +170,7 @@ def test_a_fleet_grows_from_one_node_to_four_under_load_while_steps_go_on(
     first_asked = next(step for step, num in states if num > 1)
     all_there = next(step for step, num in seen if num == 4)
     assert all_there > first_asked, "steps went on while nodes were being started"
-    assert [num for _, num in seen][0] == 1
+    assert seen[0][1] == 1
     assert job._source.version == 0, "nothing that was under way was dropped"
     run += last
     run.check(Run(near([start_node(pictures).address], transforms=HEAVY), epochs=len(run.samples)))
@@ -195,8 +195,12 @@ def test_what_keeps_nodes_from_starting_is_said_and_nothing_stays(cluster, fleet
     assert cluster.names() == []
 
 
+def test_a_connection_leaves_what_a_signal_does_to_a_script_as_it_was(cluster):
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_there_is_no_such_fleet(cluster, near):
-    with pytest.raises(UnreachableError, match="no fleet called other on this Ray cluster; start it with `headwater up"):
+    with pytest.raises(ConfigError, match="no fleet called other on this Ray cluster; start it with `headwater up s3:"):
         near("ray://other")
     with pytest.raises(ConfigError, match="no fleet called other"):
         down(cluster, "other")

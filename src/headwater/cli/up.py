@@ -22,8 +22,8 @@ def up(
     roots: list[str] = typer.Argument(help="Folders or buckets to serve, as the storage machines name them."),
     ray: str = typer.Option(
         "",
-        help="The Ray cluster: the address of its head, such as 10.0.0.5:6379, or auto: RAY_ADDRESS, or the cluster that "
-        "this machine is part of.",
+        help="The Ray cluster: the address of its head, such as 10.0.0.5:6379, or auto: RAY_ADDRESS, or the cluster "
+        "that this machine is part of.",
     ),
     name: str = typer.Option("nodes", help="What the fleet is called; trainers name it as ray://NAME."),
     least: int = typer.Option(1, "--min", min=1, max=MOST_NODES, help="The least number of nodes."),
@@ -52,7 +52,8 @@ def up(
 
     Nodes run on machines where Ray was started with --resources='{"storage": 1}': one on each, or as many as that says.
     The command ends once the least number of nodes answers; the fleet stays until `headwater down`. Again with other
-    --min and --max, it changes these. Credentials for s3:// are those of the environment in which Ray was started there.
+    --min and --max, it changes these. Credentials for s3:// are those of the environment in which Ray was started
+    there.
     """
     if not ray:
         raise ConfigError("say on which cluster: --ray auto, or --ray ADDRESS of its head; without a cluster, "

@@ -1,7 +1,7 @@
 """How many nodes a fleet has: more while its nodes are short of time, fewer while one of them could go.
 
-Owns `Scaler`, a state machine: what each node said goes in, with the time; who is added and who is drained comes out. It
-knows no clock, no Ray and no socket; whoever places nodes (`fleet.keeper`) feeds it.
+Owns `Scaler`, a state machine: what each node said goes in, with the time; who is added and who is drained comes out.
+It knows no clock, no Ray and no socket; whoever places nodes (`fleet.keeper`) feeds it.
 
 A node is short of time when chunks wait there and its threads are busy. Chunks alone don't say it: behind a slow link
 they wait for the wire, and another node would not help. As long as nodes limit the run, every node has chunks waiting,

@@ -110,7 +110,8 @@ def search(
     may_grow: bool = False,
 ) -> Ranking:
     """The best plans for this job, best first. PlanError, with every reason, if none can be carried out. With `shared`,
-    of those in which both sides make rows. `may_grow` says that other nodes may join, so all shall prefer one engine."""
+    of those in which both sides make rows. `may_grow` says that other nodes may join, so all shall prefer one
+    engine."""
     _check_allowed(codecs, precisions, keep)
     pricing = Pricing(cuts, profile, rig, job)
     measured: list[tuple[Plan, Choice]] = []

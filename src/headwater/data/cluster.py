@@ -13,6 +13,7 @@ import re
 import signal
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from headwater.errors import ConfigError, UnreachableError
 NAMESPACE = "headwater"
 RESOURCE = "storage"  # what machines that have nodes are started with
 ANSWER_WITHIN_S = 10.0
+_LOOK_S = 0.25  # how soon it is noticed that nobody waits any more
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 _lock = threading.Lock()
@@ -33,8 +35,8 @@ _num_users = 0  # of a connection that we have opened
 def check_name(name: str) -> str:
     """The name, if a fleet may be called that."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name[:80]!r} is no name for a fleet: it has 1 to 63 lower-case letters, digits and hyphens "
-                          "in between, such as photos")  # fmt: skip
+        raise ConfigError(f"{name[:80]!r} is no name for a fleet: it has 1 to 63 lower-case letters, digits, and "
+                          "hyphens in between, such as photos")  # fmt: skip
     return name
 
 
@@ -106,10 +108,16 @@ class Cluster:
         found = self.ray.util.list_named_actors(all_namespaces=True)
         return sorted(each["name"] for each in found if each["namespace"] == NAMESPACE)
 
-    def ask(self, call: Any, within_s: float = ANSWER_WITHIN_S) -> Any:
-        """What an actor answers to a call that was made; UnreachableError if it does not."""
+    def ask(self, call: Any, within_s: float = ANSWER_WITHIN_S, unless: threading.Event | None = None) -> Any:
+        """What an actor answers to a call that was made; UnreachableError if it does not, or once `unless` is set."""
+        deadline = time.monotonic() + within_s
         with self.plain_errors():
-            return self.ray.get(call, timeout=within_s)
+            while True:
+                left_s = max(0.0, deadline - time.monotonic())
+                if self.ray.wait([call], timeout=min(_LOOK_S, left_s))[0] or not left_s:
+                    return self.ray.get(call, timeout=0)
+                if unless is not None and unless.is_set():
+                    raise UnreachableError("nobody waits for the answer any more")
 
     @contextmanager
     def plain_errors(self) -> Iterator[None]:

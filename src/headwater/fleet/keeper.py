@@ -1,8 +1,8 @@
 """Keeps a fleet's nodes between their bounds, and tells trainers where they are.
 
 Owns `Keeper`, a Ray actor with the fleet's name: the clock, the calls and the names around `core.fleet`, which decides.
-It has no state of its own that matters. Its nodes are actors that outlive it, and one that is started anew finds them by
-their names.
+It has no state of its own that matters. Its nodes are actors that outlive it, and one that is started anew finds them
+by their names.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Keeper:
         threading.Thread(target=self._run, name="keep", daemon=True).start()
 
     def addresses(self) -> list[str]:
-        """Of the nodes that may be asked for rows; none as long as that can't be told: a keeper that was started anew has
-        to hear them first."""
+        """Of the nodes that may be asked for rows; none as long as that can't be told: a keeper that was started anew
+        has to hear them first."""
         with self._lock:
             answer = self._answer
         nodes = answer["nodes"].values() if answer["is_whole"] else ()
@@ -121,7 +121,7 @@ class Keeper:
                             "is_whole": is_whole or self._answer["is_whole"]}  # fmt: skip
 
     def _find(self) -> None:
-        """The actors that there are, those of an earlier keeper included; those that are gone for good are forgotten."""
+        """The actors that there are, those of an earlier keeper included; who is gone for good is forgotten."""
         names = member_names(self._cluster, self._fleet)
         for name in names:
             if name not in self._nodes and (actor := self._cluster.find(name)) is not None:

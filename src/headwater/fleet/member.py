@@ -1,7 +1,7 @@
 """One node of a fleet, in the process of a Ray actor.
 
-Owns `Member` and `NodeOptions`. The node is the one that `headwater serve` runs, in the actor's own process: when that is
-killed, port, memory and locks are free at once, and nothing is left that somebody would have to end.
+Owns `Member` and `NodeOptions`. The node is the one that `headwater serve` runs, in the actor's own process: when that
+is killed, port, memory and locks are free at once, and nothing is left that somebody would have to end.
 """
 
 from __future__ import annotations

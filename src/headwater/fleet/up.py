@@ -35,12 +35,12 @@ def up(
     tell: Tell = _tell_nobody,
     within_s: float = UP_WITHIN_S,
 ) -> list[str]:
-    """Start a fleet, or give one that runs other bounds; its nodes' addresses, once the least number of them answers."""
+    """Start a fleet, or give one that runs other bounds. Its nodes' addresses, once the least number of them answers."""
     check_name(name)
     machines = cluster.machines()
     if not machines:
-        raise ConfigError(f"no machine of this Ray cluster has the resource {RESOURCE}, which says where nodes may run; "
-                          f"start Ray there with --resources='{{\"{RESOURCE}\": 1}}'")  # fmt: skip
+        raise ConfigError(f"no machine of this Ray cluster has the resource {RESOURCE}, which says where nodes may "
+                          f"run; start Ray there with --resources='{{\"{RESOURCE}\": 1}}'")  # fmt: skip
     for host in machines:
         options.check_exposed(host)
     tell("starting the keeper")

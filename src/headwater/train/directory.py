@@ -6,6 +6,7 @@ would be a class here with the same three names.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from headwater.data.cluster import Cluster, check_name
 from headwater.errors import ConfigError, UnreachableError
 
 RAY = "ray://"
+ENDS_WITHIN_S = 5.0
 
 
 class Directory(Protocol):
@@ -52,17 +54,28 @@ class RayFleet:
     def __init__(self, name: str) -> None:
         self.name = check_name(name)
         self._cluster = Cluster()
+        self._closed = threading.Event()
+        self._asking = threading.RLock()  # the garbage collector may close the job anywhere, also in here
 
     def addresses(self) -> list[str]:
-        keeper = self._cluster.find(self.name)
-        if keeper is None:
-            raise UnreachableError(f"there is no fleet called {self.name} on this Ray cluster; start it with "
-                                   f"`headwater up --ray auto s3://… --name {self.name}`")  # fmt: skip
-        found = self._cluster.ask(keeper.addresses.remote())
-        return [str(each) for each in found]
+        with self._asking:
+            if self._closed.is_set():
+                raise UnreachableError("the job is closed")
+            keeper = self._cluster.find(self.name)
+            if keeper is None:
+                raise ConfigError(f"there is no fleet called {self.name} on this Ray cluster; start it with "
+                                  f"`headwater up s3://… --ray auto --name {self.name}`")  # fmt: skip
+            found = self._cluster.ask(keeper.addresses.remote(), unless=self._closed)
+            return [str(each) for each in found]
 
     def close(self) -> None:
-        self._cluster.close()
+        """Ray must not be let go while somebody asks; a question that hangs in Ray itself keeps the connection."""
+        self._closed.set()
+        if self._asking.acquire(timeout=ENDS_WITHIN_S):
+            try:
+                self._cluster.close()
+            finally:
+                self._asking.release()
 
 
 def directory_of(nodes: Sequence[str] | str) -> Directory:
@@ -73,6 +86,6 @@ def directory_of(nodes: Sequence[str] | str) -> Directory:
         raise ConfigError(f'nodes is {nodes!r}; it must be a list of addresses, the name of a fleet such as '
                           '"ray://photos", None, or "inline"')  # fmt: skip
     if fleets and len(given) > 1:
-        raise ConfigError(f"nodes has the fleet {fleets[0]} and others; a job has the nodes of one fleet, or those that "
-                          "are named")  # fmt: skip
+        raise ConfigError(f"nodes has the fleet {fleets[0]} and others; a job has the nodes of one fleet, or those "
+                          "that are named")  # fmt: skip
     return RayFleet(given[0].removeprefix(RAY)) if fleets else Named(given)

@@ -1,7 +1,7 @@
 """A job's nodes follow its fleet: those that come are made ready and asked, those that went are no longer asked.
 
-Owns `Following`, the thread that asks a directory, `Clients`, a job's connections, and `first_nodes`, those that it begins
-with. What a node that came must hold, and how the epoch under way goes on, is `train.source`'s business.
+Owns `Following`, the thread that asks a directory, `Clients`, a job's connections, and `first_nodes`, those that it
+begins with. What a node that came must hold, and how the epoch under way goes on, is `train.source`'s business.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ def first_nodes(directory: Directory, clients: Clients, patience_s: float) -> li
     deadline, why = time.monotonic() + patience_s, "none is up"
     while True:
         found = []
-        for address in directory.addresses():
+        try:
+            addresses = directory.addresses()
+        except UnreachableError as error:  # whoever knows may be on its way back
+            addresses, why = [], str(error)
+        for address in addresses:
             client = clients.connect(address)
             try:
                 client.prepare()
@@ -104,7 +108,8 @@ class Following:
                 log.debug("the fleet does not say which nodes it has: %s", error)
                 continue
             except Exception:
-                log.exception("the run goes on with its nodes, and no longer follows the fleet")
+                if not self._closed.is_set():
+                    log.exception("the run goes on with its nodes, and no longer follows the fleet")
                 return
             self._look(found)
 

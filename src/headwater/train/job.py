@@ -364,8 +364,9 @@ def near(
                 samples = taken.label(samples)
                 holdings = None if holdings is None else replace(holdings, samples=samples)
         if may_grow and holdings is not None and holdings.is_split:
-            raise ConfigError(f"the nodes of {nodes} have different files in {redact(where)}, and a fleet's nodes are all "
-                              "alike: give them a store or a folder that all of them see, or name nodes one by one")  # fmt: skip
+            raise ConfigError(f"the nodes of {nodes} have different files in {redact(where)}, and a fleet's nodes are "
+                              "all alike: give them a store or a folder that all of them see, or name nodes one by "
+                              "one")  # fmt: skip
         check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
             keep_frozen(model)
@@ -510,8 +511,8 @@ def _check_data(listing: Listing, listed: Samples, client: NodeClient) -> None:
     if listing.url.startswith("file://"):
         found = client.list_samples(listing)
         if found.fingerprint != listed.fingerprint or not found.etags.equals(listed.etags):
-            raise ConfigError(f"{client.name} has other files in {redact(listing.url)} than the nodes that the job began "
-                              "with")  # fmt: skip
+            raise ConfigError(f"{client.name} has other files in {redact(listing.url)} than the nodes that the job "
+                              "began with")  # fmt: skip
 
 
 def _place(rank: int | None, world: int | None) -> tuple[int, int]:

@@ -192,7 +192,6 @@ class Source:
 
     def _warm(self, carried: Carried) -> list[threading.Thread]:
         """A row from each node. What goes wrong with that is the feed's business, once rows are wanted."""
-        given = self._setting
         if not carried.plan.has_prefix:
             return []
 

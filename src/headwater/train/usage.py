@@ -49,7 +49,8 @@ class Meter:
         own: Callable[[], Sequence[OwnNode]],
         power: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
-        """`clients` tells the nodes of the moment; `own` the trainer's own node, whose work is the trainer's, once there is one."""
+        """`clients` tells the nodes of the moment; `own` the trainer's own node, whose work is the trainer's, once
+        there is one."""
         self._clients, self._own, self._power = clients, own, power or {}
         self._at, self._before = time.perf_counter(), self._read()
 
