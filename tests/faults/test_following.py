@@ -175,9 +175,7 @@ def test_an_epoch_does_not_wait_for_a_node_that_is_being_made_ready(
     eventually(lambda: names(job) == [first.address, second.address])
 
 
-def test_patience_does_not_end_while_the_next_node_is_being_made_ready(
-    start, pictures, start_node, fleet, monkeypatch
-):
+def test_patience_does_not_end_while_the_next_node_is_being_made_ready(start, pictures, start_node, fleet, monkeypatch):
     monkeypatch.setattr("headwater.train.feed.RETRY_EVERY_S", 0.01)
     first = start_node(pictures)
     fleet.nodes = [first.address]

@@ -35,7 +35,7 @@ def up(
     tell: Tell = _tell_nobody,
     within_s: float = UP_WITHIN_S,
 ) -> list[str]:
-    """Start a fleet, or give one that runs other bounds. Its nodes' addresses, once the least number of them answers."""
+    """Start a fleet, or give one that runs other bounds; its nodes' addresses, once as many answer as must be."""
     check_name(name)
     machines = cluster.machines()
     if not machines:
