@@ -3,7 +3,7 @@
 Owns `Scaler`, a state machine: what each node said goes in, with the time; who is added and who is drained comes out.
 It knows no clock, no Ray and no socket; whoever places nodes (`fleet.keeper`) feeds it.
 
-A node is short of time when chunks wait there and its threads are busy. Chunks alone don't say it: behind a slow link
+A node is short of time when chunks wait there and its threads, or its cores, are busy. Chunks alone don't say it: behind a slow link
 they wait for the wire, and another node would not help. As long as nodes limit the run, every node has chunks waiting,
 however many nodes there are, so the queue does not say how many are missing: there will be twice as many, and then it
 is looked again. Downwards it goes one by one, and far more slowly: a loop that evaluates asks for nothing for a while.
@@ -32,8 +32,8 @@ CALM = 0.5  # of the threads of those that would be left; less than BUSY, so tha
 
 @dataclass(frozen=True)
 class Load:
-    """What a node has to do: the chunks it was asked for and has not sent, and how much of its threads' time they took
-    since it was last looked at."""
+    """What a node has to do: the chunks it was asked for and has not sent, and how much of its threads' or its cores'
+    time they took since it was last looked at."""
 
     queue: float
     busy: float

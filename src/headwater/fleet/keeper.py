@@ -48,8 +48,11 @@ class _Node:
         before, before_s, self.told, self.heard_s = self.told, self.heard_s, told, now_s
         if before is None or before["pid"] != told["pid"] or now_s <= before_s:
             return
-        busy = (told["busy_s"] - before["busy_s"]) / ((now_s - before_s) * told["num_threads"])
-        self.load = Load(told["queue"], min(1.0, max(0.0, busy)))
+        taken_s = now_s - before_s
+        # Threads that wait for cores which others have are busy; so is an engine that has all cores for one thread.
+        threads = (told["busy_s"] - before["busy_s"]) / (taken_s * told["num_threads"])
+        cores = (told["cpu_s"] - before["cpu_s"]) / (taken_s * told["cores"])
+        self.load = Load(told["queue"], min(1.0, max(0.0, threads, cores)))
 
     def lose(self) -> None:
         """It does not answer: Ray is starting it anew, perhaps elsewhere."""

@@ -105,6 +105,8 @@ class Member:
             "queue": max(0.0, begun - hello["chunks"]["stalled"]),
             "busy_s": float(hello["busy"]["decode_s"]) + float(hello["busy"]["infer_s"]),
             "num_threads": int(hello["num_threads"]),
+            "cpu_s": float(hello["cpu_s"]),
+            "cores": float(hello["cores"]),
             "draining": bool(hello["draining"]),
             "ended": self._ended,
         }
