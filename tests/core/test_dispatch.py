@@ -19,8 +19,9 @@ NODES = ("a", "b")
 class World:
     """A dispatch, the nodes around it, and what the trainer has seen."""
 
-    def __init__(self, num_chunks, window, per_node, failures=2, able=None, is_own=None, tail=None):
-        """With `is_own`, b is the trainer's own node, and has one chunk at once; "none" if it helps out only."""
+    def __init__(self, num_chunks, window, per_node, failures=2, able=None, is_own=None, tail=None, grows=False):
+        """With `is_own`, b is the trainer's own node, and has one chunk at once; "none" if it helps out only. Where it
+        grows, a second node that comes makes the window one wider."""
         self.helps, is_own = is_own == "none", None if is_own == "none" else is_own
         own = {"own": "b", "is_own": is_own, "own_out": 1} if is_own or self.helps else {}
         self.most = {"a": per_node, "b": 1 if own else per_node}
@@ -30,6 +31,7 @@ class World:
         self.is_own, self.failed = is_own, set()
         self.able = able or (lambda chunk: NODES)
         self.num_chunks, self.window, self.per_node = num_chunks, window, per_node
+        self.wider = window + 1 if grows else window
         self.up, self.ghosts, self.kept, self.seen, self.taken = set(), set(), [], [], 0
         self.out = {node: set() for node in NODES}
         self.in_a_row = dict.fromkeys(NODES, 0)  # failures
@@ -97,6 +99,9 @@ class World:
         match event:
             case ("up", node):
                 self.up.add(node)
+                if len(self.up) == len(NODES) and self.wider > self.window:
+                    self.window = self.wider
+                    self.machine.widen(self.wider)
                 self.apply(self.machine.node_up(node))
             case ("down", node):
                 self.up.remove(node)
@@ -185,7 +190,26 @@ def test_every_history_of_a_small_world_keeps_the_promises(
     num_chunks, window, per_node, depth, slow, able, is_own, tail, monkeypatch
 ):
     monkeypatch.setattr(dispatch, "SLOW", slow)
-    frontier, known = [World(num_chunks, window, per_node, able=able, is_own=is_own, tail=tail)], set()
+    explore(World(num_chunks, window, per_node, able=able, is_own=is_own, tail=tail), depth)
+
+
+def test_every_history_in_which_the_window_grows_keeps_the_promises():
+    explore(World(4, 1, 2, grows=True), 6)
+
+
+def test_a_wider_window_hands_out_more_at_once_and_a_narrower_one_changes_nothing():
+    machine = Dispatch(10, window=2, per_node=4)
+    assert machine.node_up("a") == [Assign("a", 0), Assign("a", 1)]
+    machine.widen(6)
+    assert machine.node_up("b") == [Assign("b", 2), Assign("b", 3), Assign("a", 4), Assign("b", 5)]
+    machine.widen(1)
+    assert machine.finished("a", 0) == [Keep(0), Deliver(0)]
+    assert machine.taken() == [Assign("a", 6)]
+
+
+def explore(world, depth):
+    """Every history of so many events."""
+    frontier, known = [world], set()
     for _ in range(depth):
         following = []
         for world in frontier:

@@ -16,6 +16,7 @@ from headwater.data.transforms import Normalize, Resize, ToFloat, Transforms
 from headwater.errors import UnreachableError
 from headwater.train import job as job_module
 from headwater.train import source, watch
+from headwater.train.client import NodeClient
 from headwater.train.measure import measure
 
 SLOW, FAST = Link(2e3, 2e3), Link(1e9, 1e9)
@@ -251,3 +252,25 @@ def test_where_timing_decides_the_share_that_was_expected_makes_no_other_plan(jo
     one, other = (near_plan(job.cuts[0], host_share=share, **how) for share in (0.25, 0.5))
     assert watch.alike(one, other)
     assert not watch.alike(replace(one, split=PLACE, prongs=MTE), replace(other, split=PLACE, prongs=MTE))
+
+
+def test_nodes_that_join_and_leave_are_part_of_the_rig_from_then_on(job, pictures, start_node):
+    second = NodeClient(start_node(pictures).address)
+    (first,) = job.measured.rig.nodes
+    assert job._source.welcome(second)
+    assert job._watch.look(None) is None
+    assert job._watch.look(None) is None, "nobody takes rows: nothing was looked at"
+    batches = iter(job.loader)
+    next(batches)
+    job._watch.look(None)
+    rig = job._watch._replanner.rig
+    assert rig.nodes == (first, replace(first, name=second.name))
+    assert rig.links[1] == rig.links[0]
+    assert [each.why for each in job.switches] == [(f"{second.name} joined",)], "what moves nothing is not best for two"
+    assert rig.trainer_link == (job.measured.rig.trainer_link or rig.links[0])
+    assert job._source.leave(second)
+    while not job._source.is_open:  # batches that came under the plan before are used up first
+        next(batches)
+    job._watch.look(None)
+    assert job._watch._replanner.rig.nodes == (first,)
+    second.close()

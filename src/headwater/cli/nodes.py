@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from headwater.cli.needs import addresses_of
 from headwater.core.plain import all_plain, plain
 from headwater.errors import HeadwaterError
 from headwater.train.access import Access
@@ -50,7 +51,9 @@ class Seen:
 
 
 def nodes(
-    addresses: list[str] = typer.Argument(help="Addresses of nodes, such as grpc://store-1:8815."),
+    addresses: list[str] = typer.Argument(
+        help="Addresses of nodes, such as grpc://store-1:8815, or of a fleet, such as ray://photos."
+    ),
     seconds: float = typer.Option(1.0, min=0.1, help="How long to look."),
     follow: bool = typer.Option(False, "--follow", "-f", help="Look again and again, until Ctrl-C."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON: one line for each look."),
@@ -63,7 +66,7 @@ def nodes(
     """
     console = Console()
     access = Access.of()
-    clients = {address: NodeClient(address, access) for address in dict.fromkeys(addresses)}
+    clients = {address: NodeClient(address, access) for address in addresses_of(addresses)}
     try:
         if as_json:
             while True:

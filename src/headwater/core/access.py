@@ -223,3 +223,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def check_exposed(host: str, has_tokens: bool, has_tls: bool, insecure: bool, roots: Sequence[str]) -> list[str]:
+    """What a node at this address lacks to keep others out; ConfigError if that is something and nobody said
+    `insecure`."""
+    if is_loopback(host):
+        return []
+    without = [what for given, what in ((has_tokens, "tokens file"), (has_tls, "TLS")) if not given]
+    if without and not insecure:
+        raise ConfigError(f"{host} can be reached by others, and it has no {' and no '.join(without)} to keep "
+                          "them out; give --tokens FILE (`headwater token` makes one), --tls-cert and --tls-key "
+                          "(docs/access.md), or say --insecure on a network where everyone may read "
+                          f"{', '.join(roots)}")  # fmt: skip
+    return without

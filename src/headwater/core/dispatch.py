@@ -29,7 +29,8 @@ up to a window of its own. That is how two-ended preprocessing with one switch i
 What holds, whatever happens and in whatever order (tests/core/test_dispatch.py explores it exhaustively):
 1. Every chunk is kept once and delivered once, in ascending order.
 2. No chunk of the head at or beyond `taken + window` is ever handed out, and none of the tail at or beyond its own
-   window, which begins where the tail does, or where the trainer is; so buffers are bounded.
+   window, which begins where the tail does, or where the trainer is; so buffers are bounded. The head's window may be
+   widened while it runs (`widen`), when nodes join.
 3. A node never has more than `per_node` chunks out, and the trainer's own no more than `own_out`.
 4. While a node is up that can do a chunk that waits, and no Stop was said, something is out.
 5. A chunk is out on at most two nodes, and only on nodes that can do it.
@@ -39,7 +40,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import filterfalse
 
 SLOW = 2.0  # times the pace of the fastest: from here on a node is chosen with care
@@ -189,6 +190,12 @@ class Dispatch:
     def out_on(self, node: str) -> frozenset[int]:
         """The chunks this node is working on."""
         return frozenset(self._out.get(node, ()))
+
+    def widen(self, window: int) -> None:
+        """So many chunks of the head may be handed out ahead of the trainer from here on, if that is more: there are
+        more nodes to keep at work. It never becomes less; what was handed out would be beyond it."""
+        head, tail = self._fronts
+        self._fronts = (replace(head, window=max(head.window, window)), tail)
 
     def node_up(self, *nodes: str) -> list[Decision]:
         """Nodes answer; they may have been here before. Those that come together are given work together."""

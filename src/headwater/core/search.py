@@ -121,9 +121,11 @@ def search(
     keep: int = 5,
     shared: bool = False,
     prongs: str = ORDERED,
+    may_grow: bool = False,
 ) -> Ranking:
     """The best plans for this job, best first. PlanError, with every reason, if none can be carried out. With `shared`,
-    of those in which both sides make rows; `prongs` is how they will go through an epoch (`carried`)."""
+    of those in which both sides make rows; `prongs` is how they will go through an epoch (`carried`). `may_grow` says
+    that other nodes may join, so all shall prefer one engine."""
     _check_allowed(codecs, precisions, keep)
     pricing = Pricing(cuts, profile, rig, job, prongs=prongs)
     measured: list[tuple[Plan, Choice]] = []
@@ -133,7 +135,7 @@ def search(
             measured.append((plan, pricing.choice(plan)))
         except PlanError as error:
             dropped.append(Dropped(plan, "; ".join(error.faults)))
-    table = _Table(len(rig.nodes), rather(profile.node.engine))
+    table = _Table(may_grow or len(rig.nodes) > 1, rather(profile.node.engine))
     for kind in (NOTHING, PIXELS, PREFIX, HERE):
         alike = [(plan, choice) for plan, choice in measured if placement(plan) == kind]
         if alike:
@@ -276,9 +278,10 @@ def _pick(columns: _Columns) -> int:
 class _Table:
     """Every plan that fits, as columns."""
 
-    def __init__(self, num_nodes: int, engine: str) -> None:
-        """`engine` is preferred where several machines make rows: two engines differ in the last bits of a row."""
-        self._num_nodes, self._engine = num_nodes, engine
+    def __init__(self, are_several: bool, engine: str) -> None:
+        """`engine` is preferred where several machines make rows: two engines differ in the last bits of a row.
+        `are_several`: nodes, now or later."""
+        self._are_several, self._engine = are_several, engine
         self._choices: list[Plan] = []
         self._knobs: list[Plan] = []
         self._parts: list[_Columns] = []
@@ -322,7 +325,7 @@ class _Table:
         chosen = self._choices[int(columns["choice"][row])]
         plan = replace(chosen, node_batch=knobs.node_batch, chunk_rows=knobs.chunk_rows, prefetch=knobs.prefetch,
                        host_share=knobs.host_share)  # fmt: skip
-        several = plan.uses_storage and (self._num_nodes > 1 or plan.host_share > 0)
+        several = plan.uses_storage and (self._are_several or plan.host_share > 0)
         return replace(plan, engine=self._engine) if several and plan.has_prefix and plan.precision == "fp32" else plan
 
     def of(self, kind: str) -> _Columns:

@@ -108,6 +108,12 @@ class NodeClient:
         self._prefix = (digest, path)
         self._files[digest] = path
 
+    def take_over(self, other: NodeClient) -> None:
+        """Know what another node of the same job knows: what it must hold before it is asked for rows."""
+        self._prefix, self._files = other._prefix, dict(other._files)
+        self._calibrations = dict(other._calibrations)
+        self._wants_folder, self.trace = other._wants_folder, other.trace
+
     def has_prefix(self) -> bool:
         """Is what it needs on the node already?"""
         return self._prefix is None or bool(self._act("has-prefix", self._prefix[0].encode()))
@@ -120,6 +126,11 @@ class NodeClient:
             raise UnreachableError(f"{self.name} is being stopped; start it again, or name other nodes")
         if self._prefix and not self.has_prefix():
             self.upload(*self._prefix)
+
+    def calibrate_again(self) -> None:
+        """Have it make what other nodes of the job were asked to make; no more than a question where it has that."""
+        for request in list(self._calibrations.values()):
+            self.calibrate(request)
 
     def upload(self, digest: str, path: Path) -> None:
         """Send a prefix, piece by piece."""

@@ -62,6 +62,7 @@ class Feed:
         paces: dict[str, Pace] | None = None,
         tail: tuple[int, int] | None = None,
         any_order: bool = False,
+        coming: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """`chunk` makes the request for a worker; `able` names the workers that can do a chunk (all, without it).
 
@@ -70,10 +71,12 @@ class Feed:
         `is_own` says which chunks it shall do.
         `paces` has what is known of workers from an epoch before, and is written to when this one ends. `tail` is the
         first chunk of those that are made while the ones before are used up, and how many may wait; with `any_order`
-        whatever is ready is passed on, and chunks are taken from both ends (`core.prongs`).
+        whatever is ready is passed on, and chunks are taken from both ends (`core.prongs`). `coming` names the
+        workers that are on their way and will `join`: they are waited for.
         """
         self._paces = {} if paces is None else paces
-        self._workers = workers
+        self._workers = dict(workers)
+        self._per_worker, self._more_ahead, self._coming = per_worker, more_ahead, coming
         self._chunk = chunk
         self._patience_s, self._quiet_s = patience_s, patience_s or QUIET_S
         self._arrived = arrived
@@ -93,7 +96,7 @@ class Feed:
         self._num_of_tail, self._tail_made = 0, self._begun  # by nodes, and when the last of them
         self._rhythm = Rhythm()
         self._wake = threading.Condition()
-        self._tasks: dict[str, queue.SimpleQueue[int | None]] = {name: queue.SimpleQueue() for name in workers}
+        self._tasks: dict[str, queue.SimpleQueue[int | None]] = {}
         self._kept: dict[int, Reply] = {}
         self._ready: deque[Reply] = deque()
         self._down: dict[str, str] = {}  # worker → why
@@ -104,15 +107,12 @@ class Feed:
         self._last_error: HeadwaterError | None = None
         self._closed = threading.Event()
         self._abandoned = False
-        self._threads = [
-            threading.Thread(target=self._fetch, args=(name,), name=f"fetch-{name}-{number}", daemon=True)
-            for name in workers
-            for number in range(per_worker)
-        ]
+        self._threads: list[threading.Thread] = []
+        self._left: list[Worker] = []  # which may still be at work on something
         with self._wake:
+            for name in workers:
+                self._begin(name)
             self._carry_out(self._machine.node_up(*workers))
-        for thread in self._threads:
-            thread.start()
         # Not joined by `close`: it may be waiting for a node that is out of reach, and holds nothing.
         threading.Thread(target=self._revive, name="revive", daemon=True).start()
 
@@ -138,6 +138,41 @@ class Feed:
                     self._carry_out(self._machine.taken())
         finally:
             self.close()
+
+    def join(self, name: str, worker: Worker) -> None:
+        """A worker that came while the epoch runs: it is given chunks from here on."""
+        with self._wake:
+            if self._closed.is_set() or name in self._workers:
+                return
+            self._workers[name] = worker
+            self._begin(name)
+            if isinstance(self._machine, Dispatch):
+                self._machine.widen(window_of(len(self._workers), self._per_worker, self._more_ahead))
+            self._carry_out(self._machine.node_up(name))
+
+    def leave(self, name: str) -> None:
+        """A worker that won't come back: its chunks go to others. A reply that is under way still counts."""
+        with self._wake:
+            if self._closed.is_set() or name not in self._workers:
+                return
+            self._left.append(self._workers.pop(name))
+            self._down.pop(name, None)
+            self._end(self._tasks.pop(name))
+            self._carry_out(self._machine.node_down(name))
+
+    def _begin(self, name: str) -> None:
+        """Threads for a worker; the lock is held."""
+        self._tasks[name] = queue.SimpleQueue()
+        given = (name, self._workers[name], self._tasks[name])
+        for number in range(self._per_worker):
+            thread = threading.Thread(target=self._fetch, args=given, name=f"fetch-{name}-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _end(self, tasks: queue.SimpleQueue[int | None]) -> None:
+        """Have a worker's threads end once they are done with what they have."""
+        for _ in range(self._per_worker):
+            tasks.put(None)
 
     def _silent(self, since: float, came: float, told: float) -> tuple[float, float, float]:
         """The loop has waited since then; the lock is held. A chunk that is slow is told of. It may take as long as it
@@ -173,7 +208,7 @@ class Feed:
     def _wanted(self) -> list[tuple[str, int, Heard]]:
         """How what the loop waits for gets on, with whoever is up and has it."""
         asked = [(name, chunk, self._workers[name].heard(request)) for name, chunk, request in self._asked.values()
-                 if name not in self._down and (self._any_order or chunk == self._next)]  # fmt: skip
+                 if name in self._workers.keys() - self._down.keys() and (self._any_order or chunk == self._next)]  # fmt: skip
         return [(name, chunk, heard) for name, chunk, heard in asked if heard is not None]
 
     def _are_here(self) -> bool:
@@ -225,12 +260,13 @@ class Feed:
             self._paces.clear()  # who was down in the end is forgotten
             self._paces.update(self._machine.paces)
             self._wake.notify_all()
-        for name, worker in self._workers.items():
+            workers, threads = [*self._workers.values(), *self._left], list(self._threads)
+            for tasks in self._tasks.values():
+                self._end(tasks)
+        for worker in workers:
             worker.stop(self._closed)
-            for _ in self._threads:
-                self._tasks[name].put(None)
         deadline = time.monotonic() + END_WITHIN_S
-        for thread in self._threads:
+        for thread in threads:
             if thread is not threading.current_thread():  # the garbage collector may call us anywhere
                 thread.join(max(0.0, deadline - time.monotonic()))
         with self._wake:
@@ -256,11 +292,10 @@ class Feed:
                     self._error = kind(reason) if kind in plain else self._last_error
         self._wake.notify_all()
 
-    def _fetch(self, name: str) -> None:
-        worker = self._workers[name]
-        while not self._closed.is_set() and (chunk := self._tasks[name].get()) is not None:
-            if name in self._down or self._closed.is_set():
-                continue  # handed back when the worker was taken for dead
+    def _fetch(self, name: str, worker: Worker, tasks: queue.SimpleQueue[int | None]) -> None:
+        while not self._closed.is_set() and (chunk := tasks.get()) is not None:
+            if name in self._down or self._workers.get(name) is not worker or self._closed.is_set():
+                continue  # handed back when the worker was taken for dead, or left
             try:
                 request = self._chunk(chunk, name)
                 with self._wake:
@@ -271,10 +306,10 @@ class Feed:
                     with self._wake:
                         del self._asked[threading.get_ident()]
             except HeadwaterError as error:
-                self._went_wrong(name, chunk, error)
+                self._went_wrong(name, worker, chunk, error)
             except Exception as error:  # ours; it must not leave the consumer waiting
                 log.exception("unexpected error in a fetch thread")
-                self._went_wrong(name, chunk, HeadwaterError(f"unexpected {type(error).__name__}: {error}"))
+                self._went_wrong(name, worker, chunk, HeadwaterError(f"unexpected {type(error).__name__}: {error}"))
             else:
                 with self._wake:
                     if self._closed.is_set():
@@ -287,12 +322,14 @@ class Feed:
                         self._num_of_tail, self._tail_made = self._num_of_tail + 1, now
                     self._carry_out(decisions, replace(reply, chunk=chunk))
 
-    def _went_wrong(self, name: str, chunk: int, error: HeadwaterError) -> None:
+    def _went_wrong(self, name: str, worker: Worker, chunk: int, error: HeadwaterError) -> None:
+        if self._workers.get(name) is not worker:
+            return  # it has left, and its chunks are with others
         if isinstance(error, StoreError):
             self._store_failed(name, chunk, error)
             return
         with self._wake:
-            if self._closed.is_set() or self._error is not None:
+            if self._closed.is_set() or self._error is not None or self._workers.get(name) is not worker:
                 return
             self._last_error = error
             if isinstance(error, UnreachableError):
@@ -349,6 +386,7 @@ class Feed:
                     # Each by itself: one may be sent a large file, or not be there at all, while another is back.
                     threading.Thread(target=self._ask_again, args=(name,), name=f"ask-{name}", daemon=True).start()
                 come = [name for name, since in self._asking.items() if now - since > STARTS_WITHIN_S]
+                come += self._coming()
                 if not self._machine.is_stuck or not come:
                     told = now
                 elif now - told > self._quiet_s:
@@ -371,9 +409,10 @@ class Feed:
 
     def _ask_again(self, name: str) -> None:
         """Whether a worker that was taken for dead is there again."""
-        reason = None
+        reason, worker = None, self._workers.get(name)
         try:
-            self._workers[name].prepare()
+            if worker is not None:
+                worker.prepare()
         except HeadwaterError as error:
             log.debug("%s is still down: %s", name, error)
             reason = str(error)
@@ -382,8 +421,8 @@ class Feed:
             reason = f"unexpected {type(error).__name__}: {error}"
         with self._wake:
             del self._asking[name]
-            if self._closed.is_set():
-                return
+            if self._closed.is_set() or self._workers.get(name) is not worker or name not in self._down:
+                return  # the one that is called so now, if any, is not the one that was asked
             if reason is not None:
                 self._down[name] = reason
                 return

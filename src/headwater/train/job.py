@@ -51,7 +51,9 @@ from headwater.progress import Progress
 from headwater.train.access import Access
 from headwater.train.carry import Counts, Setting, rest_fault
 from headwater.train.client import NodeClient
+from headwater.train.directory import Directory, directory_of
 from headwater.train.embedded import EmbeddedNode
+from headwater.train.following import Clients, Following, first_nodes
 from headwater.train.intake import take
 from headwater.train.loader import Loader
 from headwater.train.measure import Measured, check_room, measure, trainers_here
@@ -233,7 +235,9 @@ def near(
     transforms     a torchvision or timm Compose, `weights.transforms()`, or a list of Headwater transforms
     nodes          addresses such as ["grpc://store-1:8815"]; None starts a node beside this process;
                    "inline" does everything slowly in this process, as a yardstick. Several nodes share a store, or
-                   have folders of the same name (file://) on disks of their own, with or without replicas
+                   have folders of the same name (file://) on disks of their own, with or without replicas.
+                   "ray://photos" are those of a fleet on Ray (`headwater up --ray`): nodes that come while the job runs
+                   are used from then on, and those that went no longer (docs/fleets.md)
     plan           "auto" measures nodes, links and this machine (once; the result is kept) and takes the fastest plan;
                    `job.ranking` tells why. A Plan or a file with one pins it. None measures nothing and cuts where the
                    fewest bytes cross, and so does nodes="inline". A pinned plan needs the memory that it was measured
@@ -337,26 +341,33 @@ def near(
     progress = Progress()
     with ExitStack() as stack:
         clients: list[NodeClient] = []
+        directory: Directory | None = None
         if nodes is None:
             node = EmbeddedNode(root_of(where), node_threads, cache_bytes, is_far=not where.startswith("file://"))
             stack.callback(node.close)
             clients = [NodeClient(node.address, node.access, PLACE)]
+            stack.callback(clients[0].close)
         elif nodes != "inline":
-            if isinstance(nodes, str) or not nodes:
-                raise ConfigError(f'nodes is {nodes!r}; it must be a list of addresses, None, or "inline"')
-            access = Access.of(**given)
-            clients = [NodeClient(address, access) for address in nodes]
-        memories = []
-        for client in clients:
-            stack.callback(client.close)
-            memories.append(int(client.hello().get("memory_bytes", 0)))
+            directory = directory_of(nodes)
+            stack.callback(directory.close)
+            connections = Clients(Access.of(**given))
+            stack.callback(connections.close)
+            with progress.step("finding the nodes"):
+                clients = first_nodes(directory, connections, patience_s)
+        may_grow = directory is not None and directory.may_change
+        memories = [int(client.hello().get("memory_bytes", 0)) for client in clients]
 
         with progress.step(f"listing {redact(where)}") as tick:
             listing = Listing(where, layout, path_column, label_column, text_column)
             samples, holdings = list_on(clients, listing, tick, patience_s)
+            listed = samples
             if taken is not None:
                 samples = taken.label(samples)
                 holdings = None if holdings is None else replace(holdings, samples=samples)
+        if may_grow and holdings is not None and holdings.is_split:
+            raise ConfigError(f"the nodes of {nodes} have different files in {redact(where)}, and a fleet's nodes are "
+                              "all alike: give them a store or a folder that all of them see, or name nodes one by "
+                              "one")  # fmt: skip
         check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
             keep_frozen(model)
@@ -394,7 +405,8 @@ def near(
                            starts_own=measured.own is None)  # fmt: skip
             strategy = ORDERED if prongs == AUTO_PRONGS else prongs
             ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs,
-                             precisions=precisions, shared=prongs != AUTO_PRONGS, prongs=strategy)  # fmt: skip
+                             precisions=precisions, shared=prongs != AUTO_PRONGS, prongs=strategy,
+                             may_grow=may_grow)  # fmt: skip
             by_file = all(client.finds_folder() for client in clients)
             ranking = ranking.map(partial(carried, prongs=strategy, hand_over=FILE if by_file else WIRE))
             plan = ranking.best.plan
@@ -420,7 +432,7 @@ def near(
                           partial(measure_here, samples, pipeline, measured.profile, seed, holdings),
                           joined.check_cut, precisions,
                           measured.shipped.num_bytes if measured.shipped else 0,
-                          chosen.prongs, chosen.hand_over)  # fmt: skip
+                          chosen.prongs, chosen.hand_over, may_grow)  # fmt: skip
             stack.callback(watch.close)
         loader = Loader(
             samples,
@@ -433,9 +445,12 @@ def near(
             world=world,
             on_bad_sample=on_bad_sample,
         )
+        meter = Meter(lambda: source.clients, source.own_nodes, power, setting.trainers)
+        if directory is not None and may_grow:
+            following = Following(source, directory, connections, partial(_check_data, listing, listed))
+            stack.callback(following.close)
         return Job(joined, loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
-                   measured, watch, deviations, setting.trace,
-                   Meter(clients, source.own_nodes, power, setting.trainers))  # fmt: skip
+                   measured, watch, deviations, setting.trace, meter)  # fmt: skip
 
 
 def _check_beside(**given: Any) -> None:
@@ -493,6 +508,15 @@ def list_on(
         return listed[0], None  # one folder that all of them see
     holdings = unite({client.name: each for client, each in zip(clients, listed, strict=True)})
     return holdings.samples, holdings
+
+
+def _check_data(listing: Listing, listed: Samples, client: NodeClient) -> None:
+    """A node that comes later must have the samples of the others. A store is the same for all."""
+    if listing.url.startswith("file://"):
+        found = client.list_samples(listing)
+        if found.fingerprint != listed.fingerprint or not found.etags.equals(listed.etags):
+            raise ConfigError(f"{client.name} has other files in {redact(listing.url)} than the nodes that the job "
+                              "began with")  # fmt: skip
 
 
 def _place(rank: int | None, world: int | None) -> tuple[int, int]:

@@ -54,13 +54,13 @@ class Meter:
 
     def __init__(
         self,
-        clients: Sequence[NodeClient],
+        clients: Callable[[], Sequence[NodeClient]],
         own: Callable[[], Sequence[OwnNode]],
         power: Mapping[str, tuple[float, float]] | None = None,
         trainers: int = 1,
     ) -> None:
-        """`own` tells the trainer's own node, whose work is the trainer's, once there is one. `trainers` of the job
-        share this machine, and what it draws when idle."""
+        """`clients` tells the nodes of the moment; `own` the trainer's own node, whose work is the trainer's, once
+        there is one. `trainers` of the job share this machine, and what it draws when idle."""
         self._clients, self._own, self._power, self._trainers = clients, own, power or {}, trainers
         self._tells_accelerator = "accelerator" in self._power
         self._accounts: dict[str, _Account] = {}
@@ -84,7 +84,7 @@ class Meter:
         cpu_s += sum(self._since("own", each.cpu_s)[0] for each in beside)  # there is at most one
         here = replace(here, resident_bytes=here.resident_bytes + sum(each.resident_bytes for each in beside))
         found = {"trainer": self._usage("trainer", here, cpu_s, taken_s)}
-        for client in self._clients:
+        for client in self._clients():
             if (there := _ask(client)) is not None:
                 is_first = client.name not in self._accounts
                 cpu_s, taken_s = self._since(client.name, there.cpu_s)

@@ -86,14 +86,16 @@ class Watch:
         file_bytes: int = 0,
         prongs: str = ORDERED,
         hand_over: str = WIRE,
+        may_grow: bool = False,
     ) -> None:
         """`check_cut` raises if what is in front of a cut is no longer what it was when the job began.
 
         `file_bytes` has the file that serves all cuts; nodes that lack it are sent it. `prongs` is how plans that take
-        over go through an epoch, where both sides make rows; `hand_over` how pixels come from nodes.
+        over go through an epoch, where both sides make rows; `hand_over` how pixels come from nodes; `may_grow` whether
+        nodes may join.
         """
         self._source = source
-        self._clients = list(clients)
+        self._clients = tuple(clients)
         self._cuts = tuple(cuts)
         self._profile = profile
         self._size = replace(size, num_epochs=1)
@@ -110,9 +112,9 @@ class Watch:
             for device in rig.nodes
         }
         self._file_bytes = file_bytes
-        self._prongs, self._hand_over = prongs, hand_over
+        self._prongs, self._hand_over, self._may_grow = prongs, hand_over, may_grow
         self._missing = self._without_file()
-        self._replanner = Replanner(source.plan, self._cuts, profile, rig, batch_size=size.batch_size)
+        self._replanner = self._watched(rig)
         self._believed = rig
         self._version = -1
         self._begun = 0
@@ -129,6 +131,9 @@ class Watch:
         """One look at the counters; the reading that the next window starts from."""
         if not self._source.is_open:
             self._version = -1
+            return None
+        if self._source.clients != self._clients:
+            self._renew(self._source.clients)
             return None
         if self._source.version != self._version:
             self._version, self._begun = self._source.version, self._source.num_chunks
@@ -150,6 +155,29 @@ class Watch:
             self._try_at = time.perf_counter() + self._try_every_s
             return None
         return now
+
+    def _watched(self, rig: Rig) -> Replanner:
+        """What looks at the plan in use from here on."""
+        return Replanner(self._source.plan, self._cuts, self._profile, rig, batch_size=self._size.batch_size)
+
+    def _renew(self, clients: tuple[NodeClient, ...]) -> None:
+        """Nodes have come or gone: the rig is another one, and so may be the plan. One that came is taken for what the
+        first one is: a fleet's nodes are alike, and what is not is seen soon."""
+        rig = self._replanner.rig
+        known = dict(zip([device.name for device in rig.nodes], zip(rig.nodes, rig.links, strict=True), strict=True))
+        first, link = rig.nodes[0], rig.links[0]
+        there = [known.get(client.name, (replace(first, name=client.name), link)) for client in clients]
+        self._threads = {device.name: self._threads.get(device.name, self._threads[first.name]) for device, _ in there}
+        came = [client.name for client in clients if client.name not in known]
+        went = [name for name in known if all(client.name != name for client in clients)]
+        # The trainer's port is known to carry what one link did; that it carries more is seen once it does.
+        port = rig.trainer_link or (link if len(there) > 1 else None)
+        rig = replace(rig, nodes=tuple(device for device, _ in there), links=tuple(each for _, each in there),
+                      trainer_link=port)  # fmt: skip
+        self._clients, self._version, self._believed = clients, -1, rig
+        self._replanner = self._watched(rig)
+        why = [f"{', '.join(names)} {what}" for names, what in ((came, "joined"), (went, "left")) if names]
+        self._decide(Replan(rig, tuple(why), of_links=False))
 
     def _try(self) -> list[Replan]:
         """Is a link or the trainer fast again that got slow? Beside the run, which asks little of it."""
@@ -305,7 +333,7 @@ class Watch:
                        starts_own=not self._source.has_own)  # fmt: skip
         # All trainers go through an epoch alike, so what was asked for stays, whatever one of them would rather do.
         found = search(self._open_cuts(), self._profile, rig, size, codecs=self._codecs, precisions=self._precisions,
-                       shared=self._prongs != ORDERED, prongs=self._prongs)  # fmt: skip
+                        shared=self._prongs != ORDERED, prongs=self._prongs, may_grow=self._may_grow)  # fmt: skip
         # Where timing decides, the share is what it comes to.
         shares = [replace(plan, host_share=share) for share in SHARES] if plan.is_share_open else [plan]
         every = [estimate(each, self._cuts, self._profile, rig, self._size) for each in shares]
