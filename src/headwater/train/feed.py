@@ -207,8 +207,9 @@ class Feed:
 
     def _wanted(self) -> list[tuple[str, int, Heard]]:
         """How what the loop waits for gets on, with whoever is up and has it."""
+        up = self._workers.keys() - self._down.keys()
         asked = [(name, chunk, self._workers[name].heard(request)) for name, chunk, request in self._asked.values()
-                 if name in self._workers.keys() - self._down.keys() and (self._any_order or chunk == self._next)]  # fmt: skip
+                 if name in up and (self._any_order or chunk == self._next)]  # fmt: skip
         return [(name, chunk, heard) for name, chunk, heard in asked if heard is not None]
 
     def _are_here(self) -> bool:
