@@ -1,7 +1,7 @@
 """The pages, and the blocks of code in them.
 
-A block is a fence (```python), or lines indented by four spaces behind an empty line. What can't be run in a test says so
-in a comment right before it, with the reason: <!-- not run here: it needs root -->.
+A block is a fence (```python), or lines indented by four spaces behind an empty line. What can't be run in a test says
+so in a comment right before it, with the reason: <!-- not run here: it needs root -->.
 """
 
 from __future__ import annotations

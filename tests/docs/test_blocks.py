@@ -129,7 +129,10 @@ def reduce(world: World, stack: ExitStack) -> Names:
 def text(world: World, stack: ExitStack) -> Names:
     from tests.text.conftest import WORDS, Classifier, Encoder
 
-    return {**plain(world, stack), "SentenceClassifier": lambda *given: Classifier(Encoder(4 + len(WORDS), 32), 32).eval()}
+    def classifier(*given: object) -> nn.Module:
+        return Classifier(Encoder(4 + len(WORDS), 32), 32).eval()
+
+    return {**plain(world, stack), "SentenceClassifier": classifier}
 
 
 PREPARED: dict[str, Callable[[World, ExitStack], Names]] = {

@@ -116,8 +116,9 @@ def test_options_in_running_text_are_options_of_something():
 
 
 def test_every_environment_variable_of_ours_is_read_somewhere():
-    sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    sources += "\n".join(path.read_text() for path in [*(ROOT / "deploy").rglob("*.yaml"), *(ROOT / "bench").rglob("*.py")])
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), *(ROOT / "tests").rglob("*.py"),
+             *(ROOT / "deploy").rglob("*.yaml")]  # fmt: skip
+    sources = "\n".join(path.read_text() for path in files)
     for page in pages():
         for name in set(re.findall(r"\bHEADWATER_[A-Z_]+", Path(page).read_text())):
             assert name in sources, f"{page.name}: nothing reads {name}"
