@@ -17,7 +17,7 @@ GROUP = typer.main.get_command(typer_app)
 MAKE = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 # Programs of others: what they take is theirs to say.
-OTHERS = {"openssl", "docker", "kubectl", "cp", "systemctl", "export", "sysctl", "ssh", "git", "cd", "sudo", "curl"}
+OTHERS = {"openssl", "docker", "kubectl", "cp", "systemctl", "export", "sysctl", "ssh", "git", "cd", "curl"}
 PYTHON = ("python", "python3", ".venv/bin/python")
 
 
@@ -25,8 +25,8 @@ def commands(text: str):
     """The words of each line that is a command; comments and continued lines are put right."""
     for line in text.replace("\\\n", " ").split("\n"):
         for part in re.split(r"\s#\s|\s#$", line)[0].split("&&"):
-            first = part.strip().split(" ")[0]
-            if first in {"headwater", "make", "pip", *PYTHON, *OTHERS}:
+            part = part.strip().removeprefix("sudo ").split(" > ")[0].split(" >> ")[0]
+            if part.split(" ")[0] in {"headwater", "make", "pip", *PYTHON, *OTHERS}:
                 yield shlex.split(part)
 
 
