@@ -140,6 +140,21 @@ def test_public_members_have_docstrings():
         assert ast.get_docstring(node_of(module, name)), name
 
 
+def test_numbers_of_engines_are_those_of_the_results():
+    """What engines.md says of int8 and bf16 is what the result that it names has."""
+    cases = {each["model"]: each for each in json.loads((DOCS / "results" / "engine.json").read_text())["cases"]}
+    text = (DOCS / "engines.md").read_text().replace("\n", " ")
+    for name in ("int8", "bf16"):
+        told = re.search(rf"{name} ran ([\d.]+) to ([\d.]+) times as fast as eager PyTorch", text)
+        ratios = [each[f"{name}_over_eager"] for each in cases.values()]
+        assert told
+        assert (float(told[1]), float(told[2])) == (round(min(ratios), 1), round(max(ratios), 1))
+    kept = re.search(r"ViT-tiny kept (\d+), (\d+), (\d+) and (\d+) %", text)
+    assert kept
+    agreements = [cases[name]["int8_agreement"] for name in ("resnet18", "resnet50", "mobilenet", "vit")]
+    assert [int(each) for each in kept.groups()] == [round(100 * each) for each in agreements]
+
+
 def test_numbers_of_peers_are_those_of_the_results():
     """What peers.md says of memory follows from the result that it names."""
     found = json.loads((DOCS / "results" / "offload.json").read_text())["cases"]
