@@ -72,7 +72,7 @@ def test_a_verb_and_its_options_are_there(words):
 
 @pytest.mark.parametrize("words", of("make"))
 def test_a_target_of_make_is_there(words):
-    assert [word for word in words[1:] if "=" not in word and word != "…"][0] in MAKE
+    assert next(word for word in words[1:] if "=" not in word and word != "…") in MAKE
 
 
 @pytest.mark.parametrize("words", of("pip"))

@@ -1,5 +1,5 @@
-"""The documents hang together: every page is in the navigation, every link and anchor leads somewhere, in the repository
-and on the site; and the Python reference has everything that is public, with every argument told."""
+"""The documents hang together: every page is in the navigation, every link and anchor leads somewhere, in the
+repository and on the site; and the Python reference has everything that is public, with every argument told."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 
 import pytest
+from bench.__main__ import BENCHMARKS
 from tests.docs.blocks import ROOT
 from website import reference
 from website.stage import DOCS, links, navigation, stage
 
 import headwater as hw
-from bench.__main__ import BENCHMARKS
 
 WRITTEN = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 
@@ -81,7 +81,7 @@ def test_every_staged_page_is_in_a_tree(tmp_path):
                 if not entry.startswith(":"):
                     name = re.sub(r".*<(.+)>", r"\1", entry)  # the page, with a title before it or without
                     named.add(page.parent / f"{name}.md")
-    assert {path for path in tmp_path.rglob("*.md")} == named
+    assert set(tmp_path.rglob("*.md")) == named
 
 
 def test_each_benchmark_is_on_its_page_with_its_command_and_its_picture():
