@@ -84,6 +84,11 @@ def test_every_staged_page_is_in_a_tree(tmp_path):
     assert set(tmp_path.rglob("*.md")) == named
 
 
+def test_a_decision_has_its_number():
+    for path in (DOCS / "decisions").glob("*.md"):
+        assert path.read_text().startswith(f"# {path.name[:3]}: ")
+
+
 def test_each_benchmark_is_on_its_page_with_its_command_and_its_picture():
     text = (DOCS / "benchmarks.md").read_text()
     for name in BENCHMARKS:
