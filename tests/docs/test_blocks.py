@@ -142,7 +142,6 @@ PREPARED: dict[str, Callable[[World, ExitStack], Names]] = {
     "docs/start.md": lambda world, stack: {},
     "docs/embedding.md": embedding,
     "docs/how-it-decides.md": with_job,
-    "docs/operators.md": with_job,
     "docs/reduce.md": reduce,
     "docs/text.md": text,
     "docs/trainers.md": trainers,
@@ -194,7 +193,7 @@ def run(block: Block, prepare: Callable[[World, ExitStack], Names], world: World
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("place", "block"), python_blocks())
-def test_python_runs(place: int, block: Block, here: World, capfd: pytest.CaptureFixture[str]) -> None:
+def test_python_runs(place: int, block: Block, here: World) -> None:
     compile(block.text, block.page, "exec")
     if block.why_not:
         pytest.skip(f"{block.name} is not run here: {block.why_not}")
