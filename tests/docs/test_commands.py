@@ -94,7 +94,7 @@ def test_a_module_or_a_file_is_there(words):
         return
     path = ROOT / module.replace(".", "/")
     assert path.is_dir() or path.with_suffix(".py").exists(), f"there is no {module}"
-    name = next((word for word in rest if word.islower() and not word.startswith("-")), None)
+    name = next((word for word in rest if re.fullmatch(r"[a-z][a-z-]*", word)), None)
     if module == "bench" and name:
         assert name in BENCHMARKS
     if module == "bench.scenarios" and name:
@@ -109,7 +109,7 @@ def test_options_in_running_text_are_options_of_something():
         known |= set(re.findall(r'"(--[a-z][\w-]*)"', path.read_text()))
     lost = {}
     for page in pages():
-        for option in re.findall(r"`(--[a-z][\w-]*)[^`]*`", prose_of(page)):
+        for option in re.findall(r"`(--[a-z][\w-]*\w)(?![\w-])[^`]*`", prose_of(page)):
             if option not in known and option != "--help":
                 lost.setdefault(option, []).append(page.name)
     assert not lost

@@ -37,7 +37,7 @@ class World:
             '"tokenizer.json"': f'"{self.folder}/tokenizer.json"',
             # smaller, so that a block takes seconds: a model of the same family, one epoch, a short table
             "pretrained=True": "pretrained=False",
-            '"resnet50"': '"resnet10t"',
+            '"resnet50"': '"test_resnet"',
             "torchvision.models.vgg11(": "small_vgg(",
             "range(10)": "range(1)",
             "range(90)": "range(1)",
