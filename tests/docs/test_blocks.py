@@ -29,7 +29,7 @@ from headwater.data.transforms import HorizontalFlip, Normalize, RandomResizedCr
 
 BLOCKS = all_blocks()
 # Blocks that take more than some seconds; (page, which of its Python blocks, from 0).
-SLOW = {("docs/engines.md", 0), ("docs/trainers.md", 1)}
+SLOW = {("docs/engines.md", 0), ("docs/partition.md", 0), ("docs/trainers.md", 1)}
 MAY_WARN = {"docs/engines.md"}  # whether int8 is near enough depends on the CPU
 # Without a language: commands (test_commands.py), pictures and formulas.
 KINDS = {"", "python", "toml", "json", "yaml", "bash"}
@@ -77,11 +77,11 @@ def with_job(world: World, stack: ExitStack) -> Names:
     return {**names, "job": job, "epochs": 1, "optimizer": optimizer}
 
 
-def trainers(world: World, stack: ExitStack) -> Names:
+def with_transform(world: World, stack: ExitStack) -> Names:
     import torchvision
 
     steps = [torchvision.transforms.Resize((64, 64)), torchvision.transforms.ToTensor()]
-    return {**with_job(world, stack), "transform": torchvision.transforms.Compose(steps)}
+    return {**plain(world, stack), "transform": torchvision.transforms.Compose(steps)}
 
 
 def hf(world: World, stack: ExitStack) -> Names:
@@ -141,13 +141,19 @@ def text(world: World, stack: ExitStack) -> Names:
     return {**plain(world, stack), "SentenceClassifier": classifier}
 
 
-COMPLETE = {("README.md", 0), ("docs/start.md", 0)}  # a newcomer's: they stand for themselves
+# What a block takes for granted, by page; and of single ones, where others of their page take something else.
+OF_ONE: dict[tuple[str, int], Callable[[World, ExitStack], Names]] = {
+    ("README.md", 0): nothing,  # a newcomer's: it stands for itself
+    ("docs/start.md", 0): nothing,
+    ("docs/trainers.md", 1): hf,
+    ("docs/trainers.md", 2): with_transform,
+}
 PREPARED: dict[str, Callable[[World, ExitStack], Names]] = {
     "docs/embedding.md": embedding,
     "docs/how-it-decides.md": with_job,
     "docs/reduce.md": reduce,
     "docs/text.md": text,
-    "docs/trainers.md": trainers,
+    "docs/trainers.md": with_job,
 }
 
 
@@ -200,8 +206,7 @@ def test_python_runs(place: int, block: Block, here: World) -> None:
     compile(block.text, block.page, "exec")
     if block.why_not:
         pytest.skip(f"{block.name} is not run here: {block.why_not}")
-    prepare = hf if "Trainer" in block.text else PREPARED.get(block.page, plain)
-    names = run(block, nothing if (block.page, place) in COMPLETE else prepare, here)
+    names = run(block, OF_ONE.get((block.page, place)) or PREPARED.get(block.page, plain), here)
     assert set(names) > {"__builtins__", "__name__"}
 
 
@@ -252,4 +257,5 @@ def test_few_blocks_are_not_run_and_each_says_why() -> None:
 def test_every_substitution_and_preparation_is_needed(world: World) -> None:
     everything = "\n".join(block.text for block in BLOCKS if block.kind == "python")
     assert not [written for written in world.instead if written not in everything]
-    assert set(PREPARED) <= {block.page for block in BLOCKS if block.kind == "python"}
+    assert set(PREPARED) <= {block.page for _, block in counted("python")}
+    assert set(OF_ONE) | SLOW <= {(block.page, place) for place, block in counted("python")}
