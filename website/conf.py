@@ -6,6 +6,7 @@ root_doc = "index"
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 highlight_language = "none"
+smartquotes = False  # "auto" is to be typed so
 
 myst_heading_anchors = 4  # as a repository's own view makes them
 
