@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 DATA ?=
 
-.PHONY: help demo test test-all check lint bench peers clean
+.PHONY: help demo test test-all check lint bench peers docs clean
 
 help:
 	@echo "make demo      train a head twice, plainly and near the data (DATA=folder uses your class folders)"
@@ -13,6 +13,7 @@ help:
 	@echo "make check     ruff, mypy, tests: what CI runs"
 	@echo "make bench     list the benchmarks; python -m bench NAME runs one"
 	@echo "make peers     install what bench offload compares with"
+	@echo "make docs      build the site of the documents into site/"
 
 # torch first and from its pin: a range would pull the newest build with all its accelerator packages.
 $(VENV)/torch: constraints.txt
@@ -59,5 +60,14 @@ $(VENV)/peers: $(VENV)/test pyproject.toml
 
 peers: $(VENV)/peers
 
+# Without torch: nothing of ours is imported for it.
+$(VENV)/docs: constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/docs
+	$(BIN)/python -m website
+
 clean:
-	rm -rf $(VENV) build dist demo-out examples-out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site demo-out examples-out .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -51,7 +51,12 @@ _MAY_BE_MISSING = ("engine", "host_share", "split", "prongs", "hand_over")
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to carry out a job. The defaults keep everything on the trainer: "move nothing"."""
+    """One way to carry out a job. The defaults keep everything on the trainer: "move nothing".
+
+    docs/plan-format.md has every field and what is allowed. A plan is checked against itself when it is read
+    (`from_json`, `loads`), and against the model, the nodes and the data before a job begins; PlanError has all faults
+    at once.
+    """
 
     read: str = "host"
     decode: str = "host"
@@ -106,6 +111,7 @@ class Plan:
         return self.host_share > 0 or (self.has_prefix and not self.uses_storage)
 
     def to_json(self) -> dict[str, Any]:
+        """The plan as plain data."""
         rest = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in STAGES}
         cut = {"index": rest.pop("cut"), "name": rest.pop("cut_name")}
         return {"format": FORMAT, "version": VERSION, "stages": self.stages, "cut": cut, **rest}
@@ -116,7 +122,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: object) -> Plan:
-        """Read a plan; every fault in its form and in itself is in the one error."""
+        """Read a plan from what JSON holds; every fault in its form and in itself is in the one PlanError."""
         plan, faults = _read(data)
         if plan is None or faults:
             raise PlanError(faults)
@@ -124,6 +130,7 @@ class Plan:
 
     @classmethod
     def loads(cls, text: str | bytes) -> Plan:
+        """Read a plan from the text of its file; PlanError with everything that is wrong with it."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:

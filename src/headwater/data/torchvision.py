@@ -39,6 +39,9 @@ class _UnreadableError(Exception):
 def from_torchvision(compose: Any) -> tuple[Transforms, list[Any]]:
     """(the transforms that could be read, the callables after them that could not).
 
+    `compose` is a Compose of torchvision (v1 or v2) or timm, or `weights.transforms()`. TransformError if nothing in
+    it makes float tensors, or if what can be read is no chain.
+
     The remaining callables must run on the trainer: on float tensors if the transforms are `is_float`, else on PIL
     pictures. A warning names the first one that could not be read. There can only be a remainder if what was read ends
     in a fixed size.

@@ -25,6 +25,9 @@ _EVAL = "_headwater_eval"
 def freeze(model: M, until: str | None = None) -> M:
     """Freeze what is registered before the module or parameter named `until`; None freezes everything.
 
+    Returns the model: its parameters there need no gradient, and its modules stay in eval mode, also after
+    `model.train()`. ModelError if the model has no such name, with the names that are close.
+
     The order is that of `model.named_parameters()`, so a root parameter such as a class token counts as first.
     `until` itself and what follows is left as the user set it; what an earlier `freeze` froze there thaws.
     """

@@ -27,7 +27,12 @@ from headwater.model.split import suffix_from
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A batch of rows that crossed a cut: what the loader yields in place of the model's inputs."""
+    """A batch of rows that crossed a cut: what the loader yields in place of the model's inputs.
+
+    tensors   what crossed, one tensor for each part of the boundary, with the rows along the first axis
+    cut       the index of the cut
+    samples   the ids of the rows' samples
+    """
 
     tensors: tuple[Tensor, ...]
     cut: int
@@ -38,12 +43,14 @@ class Rows:
             raise ModelError("rows need at least one tensor")
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Rows:
+        """The rows on another device, as `Tensor.to`; ModelError for another element type."""
         if isinstance(device, torch.dtype):
             raise ModelError(f"rows can't become {device}: they have the element types that the suffix was captured "
                              "with; for lower precision run the model under torch.autocast")  # fmt: skip
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Rows:
+        """The rows in page-locked memory, from which copies to a GPU need not wait."""
         return self._each(lambda tensor: tensor.pin_memory())
 
     def _each(self, change: Any) -> Rows:
@@ -65,6 +72,7 @@ class Rows:
         return self.tensors[0].dtype
 
     def size(self, dim: int | None = None) -> Any:
+        """As `Tensor.size`, of the first tensor."""
         return self.shape if dim is None else self.shape[dim]
 
     @property
@@ -74,6 +82,7 @@ class Rows:
 
     @property
     def device(self) -> torch.device:
+        """Where the rows are."""
         return self.tensors[0].device
 
 
@@ -88,7 +97,11 @@ class _Suffix:
 
 
 class NearModel(nn.Module):
-    """Runs the original on plain inputs, and what is behind the cut on `Rows`."""
+    """Runs the original on plain inputs, and what is behind the cut on `Rows`.
+
+    `original` is the user's model; parameters are shared with it, so either one's optimizer and `train` or `eval` mode
+    count for both. ModelError if a frozen part was changed after rows were made with it.
+    """
 
     def __init__(self, captured: Captured) -> None:
         """`captured` is the capture whose prefix feeds this model: cuts and boundaries are counted in it."""

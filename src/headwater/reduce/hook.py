@@ -115,10 +115,19 @@ def attach(
 ) -> Attached:
     """Have a model's gradients added up by the aggregator at `switch`. On every worker, before the first backward.
 
-    `key` is the job's, by default that in HEADWATER_REDUCE_KEY. `job` is its name, where an aggregator serves several.
-    `numbers` is what travels of fp32 gradients: "same"; "fp16", with what rounding loses kept for the next step; or
-    "integers", as a switch adds. `lane` is how it travels: "tcp", or "udp" as a switch would take it. `rack` is this
-    worker's place behind a leaf: (its rank there, how many there are).
+    Returns what was set up. ConfigError for arguments that make no sense; AggregatorGoneError, JoinRefusedError or
+    WorkerGoneError, on all workers, if not all of them can join.
+
+    model       the DistributedDataParallel whose gradients are added up
+    switch      HOST:PORT of the aggregator
+    key         the job's, by default that in HEADWATER_REDUCE_KEY
+    job         its name, where an aggregator serves several with one key
+    lane        how blocks travel: "tcp", or "udp" as a switch would take them
+    numbers     what travels of fp32 gradients: "same"; "fp16", with what rounding loses kept for the next step; or
+                "integers", as a switch adds
+    rack        this worker's place behind a leaf: (its rank there, how many there are)
+    timeout_s   how long to wait for another worker within a step
+    join_s      how long to wait until all have joined
 
     Should the aggregator go away, the ordinary all-reduce takes over within a step, and it is used again when it is
     back. If a worker goes, all others get an error within `timeout_s`. With the `nccl` backend sums stay NCCL's own,

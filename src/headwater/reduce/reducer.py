@@ -71,8 +71,19 @@ class Reducer:
         join_s: float = JOIN_S,
         make_wire: Callable[[socket.socket, Layout], Wire] = Wire,
     ) -> None:
-        """`key` is by default that in the environment (HEADWATER_REDUCE_KEY). `lane` is how blocks travel, "tcp" or
-        "udp", and `make_wire` makes the latter's wire."""
+        """ConfigError for arguments that make no sense, AggregatorGoneError where nobody answers, JoinRefusedError with
+        the aggregator's reason, WorkerGoneError if the others do not come.
+
+        switch             HOST:PORT of the aggregator
+        rank, num_workers  which worker this is (from 0), and of how many
+        key                the job's, by default that in HEADWATER_REDUCE_KEY
+        job                its name, where an aggregator serves several with one key
+        lane               how blocks travel: "tcp" or "udp"
+        session            the same on all workers of one start of the job, where it may be started again while it runs
+        timeout_s          how long to wait for another worker
+        join_s             how long to wait until all have joined
+        make_wire          makes the wire of lane "udp"; for tests
+        """
         if not 0 <= rank < num_workers:
             raise ConfigError(f"worker {rank} of {num_workers}; ranks are 0 to {num_workers - 1}")
         if make_wire is not Wire and lane != UDP:
@@ -117,9 +128,11 @@ class Reducer:
     # Sums
 
     def all_reduce(self, array: npt.NDArray[Any], *, mean: bool = False, integers: bool = False) -> npt.NDArray[Any]:
-        """The sum over all workers (the mean, if asked for), in place; the array.
+        """The sum over all workers (with `mean` their mean), in place; the array.
 
-        `integers` adds fp32 as a switch does, as int32 with a shared exponent a block: see `core.sums` for its error.
+        All workers call it in the same order with arrays of one size and type: float32, float64, float16, int32 or
+        int64, contiguous and writeable. ConfigError for others, ReduceError if the sum can't be had. `integers` adds
+        fp32 as a switch does, as int32 with a shared exponent a block: see `core.sums` for its error.
         """
         if not array.flags.c_contiguous or not array.flags.writeable:
             raise ConfigError("all_reduce works in place and needs a contiguous array that can be written; "

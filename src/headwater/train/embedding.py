@@ -72,14 +72,25 @@ class EmbeddingBag(nn.Module):
         tls_key: str | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`name` is that of the table on the nodes; a table of that name is taken up where it stands.
+        """ConfigError for what is not done near the storage or makes no sense; NodeError where a node does not answer
+        or says no, now and in each step.
 
-        `nodes`: addresses, over which the vectors are dealt; None starts one beside this process, which keeps the table
-        in `folder` (without one, until the module is closed). Vectors begin as `init` says: "normal" with deviation
-        `scale`, "uniform" between -scale and scale, or "zeros", drawn by (seed, id). `cache` is how much memory each
-        node shall give the table, such as "256MB". `travels` says what crosses the link: "pooled" vectors, each
-        distinct vector of a batch ("vectors"), or what the first steps showed to be faster ("auto"). `patience_s` is
-        how long a node may be away.
+        num_embeddings, embedding_dim   how many vectors there are, and how many numbers each has
+        mode          "sum" or "mean" of a bag's vectors
+        include_last_offset, padding_idx, device, dtype   as there; dtype is float32 or float64
+        max_norm, norm_type, scale_grad_by_freq, sparse   are there for calls that give them; the first and the third
+                      are refused, the others change nothing
+        name          the table's, on the nodes; a table of that name is taken up where it stands
+        nodes         addresses, over which the vectors are dealt; None starts one beside this process
+        folder        where that one keeps the table; without it, the table goes when the module is closed
+        optimizer, lr, eps   the nodes' step: "sgd" or "rowwise_adagrad"
+        init, scale, seed   what vectors are before they are trained: "normal" with deviation `scale`, "uniform" between
+                      -scale and scale, or "zeros", drawn by (seed, id)
+        cache         how much memory each node shall give the table, such as "256MB"
+        travels       what crosses the link: "pooled" vectors, each distinct vector of a batch ("vectors"), or what the
+                      first steps showed to be faster ("auto")
+        patience_s    how long a node may be away before a step fails
+        token, tls_ca, tls_cert, tls_key   as for `near`
         """
         super().__init__()
         if mode not in ("sum", "mean"):
@@ -135,6 +146,7 @@ class EmbeddingBag(nn.Module):
 
     @property
     def num_embeddings(self) -> int:
+        """How many vectors the table has."""
         return self.table.spec.num_embeddings
 
     @property
@@ -185,7 +197,8 @@ class EmbeddingBag(nn.Module):
         return len(bags) == 0 or self._way.stage(bags, pooled=not trains)
 
     def ahead(self, batches: Iterable[_Item], pick: Callable[[_Item], Any], depth: int = 1) -> Iterator[_Item]:
-        """The batches, each prefetched `depth` before its turn; `pick` says with what arguments it will be called."""
+        """The batches, each prefetched `depth` before its turn; `pick(batch)` are the arguments that the module will
+        be called with, one or a tuple of them."""
         waiting: list[tuple[_Item, tuple[Any, ...]]] = []
         try:
             for batch in batches:
@@ -256,7 +269,7 @@ class EmbeddingBag(nn.Module):
         return torch.from_numpy(self.table.read(np.arange(self.num_embeddings))[0])
 
     def load_tensor(self, weight: torch.Tensor) -> None:
-        """Vectors from the weight of an `nn.EmbeddingBag`."""
+        """Vectors from the weight of an `nn.EmbeddingBag`; ConfigError if it has another shape."""
         if tuple(weight.shape) != (self.num_embeddings, self.embedding_dim):
             raise ConfigError(
                 f"the weight is {tuple(weight.shape)}; the table {self.num_embeddings, self.embedding_dim}"

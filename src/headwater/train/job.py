@@ -72,7 +72,17 @@ _HELD_BACK = "some transforms stay on the trainer, in front of the model; use on
 
 
 class Job:
-    """What `near` returns. `loader` and `model` go into the user's loop; `close` (or `with`) lets go of everything."""
+    """`loader` and `model` go into the user's loop; `close` (or `with`) lets go of everything.
+
+    loader      the batches: an iterable of (x, labels), one epoch each time it is iterated
+    model       runs what is behind the cut on rows of the loader, and the whole model on plain inputs
+    ranking     the best plans with their estimates, best first (`ranking.plans`), and `ranking.explain()`; None if
+                nothing was planned
+    cuts        every place where the model could be cut, the illegal ones with the reason
+    samples     what was listed: keys, sizes, labels, classes
+    deviations  for each reduced precision that was tried, how far its rows are from fp32's
+    trace       what was done when, if it was asked for: `trace.write(path)`
+    """
 
     def __init__(
         self,
@@ -147,7 +157,7 @@ class Job:
         return {} if self._meter is None else self._meter.lap()
 
     def waited_s(self) -> float:
-        """How long the loop has waited for rows so far."""
+        """How long the loop has waited for rows so far, in seconds."""
         return self._source.waited_s()
 
     def report(self, folder: str | os.PathLike[str]) -> None:
@@ -224,6 +234,10 @@ def near(
 ) -> Job:
     """Train `model` on the pictures at `data`, with its frozen part beside them.
 
+    Returns a Job. What can be found to be wrong is found before the first step: ConfigError for arguments that make no
+    sense, DataError for data that can't be used, ModelError for a model that can't be captured or cut there, PlanError
+    for a plan that can't be carried out, NodeError where a node does not answer or says no.
+
     model          any module that torch.export can capture; freeze its first part (`hw.freeze` or requires_grad)
     data           file://, s3://, gs:// or az:// URL (or a path) of class folders, a CSV/Parquet manifest, tars,
                    or a set that `headwater pack` made. Or a DataLoader over an ImageFolder of torchvision or an
@@ -233,6 +247,13 @@ def near(
                    [Tokenize.of(tokenizer, length)] (docs/text.md)
     url            where nodes read the folder of such a DataLoader, if not under the path that it has here
     transforms     a torchvision or timm Compose, `weights.transforms()`, or a list of Headwater transforms
+    batch_size     samples in a batch of one trainer
+    seed           of the order and of random transforms
+    shuffle        whether each epoch has an order of its own, by seed and epoch; if not, all have that of the listing
+    drop_last      leave out what does not fill a batch of every trainer at the end of an epoch
+    layout         how the data lies there: "folders", "table", "tars", "shards" or "text" (docs/job-file.md); "auto"
+                   finds out
+    path_column, label_column   which columns a list has them in, by name or number from 0; by default found by name
     nodes          addresses such as ["grpc://store-1:8815"]; None starts a node beside this process;
                    "inline" does everything slowly in this process, as a yardstick. Several nodes share a store, or
                    have folders of the same name (file://) on disks of their own, with or without replicas.
@@ -256,6 +277,7 @@ def near(
     views          how many random versions of each picture there are: epoch e draws as epoch e mod views did, so rows
                    that a node kept can be used again. 0: every epoch draws anew, and rows of random transforms are
                    not kept. Without random transforms rows are always kept
+    node_threads   how many threads the node that nodes=None starts may use; by default one a core
     node_cache     how much the node that nodes=None starts may keep on disk, such as "10GB"; "0" keeps nothing
     share          whether the planner may have this machine do a share of the nodes' work, in a process beside this one
                    that reads the store

@@ -72,7 +72,13 @@ class Skipped:
 
 
 class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
-    """Yields (x, labels): x as the source's `finish` makes it of the rows, labels as an int64 tensor."""
+    """Yields (x, labels) for each batch of an epoch: x goes into `job.model`, labels are an int64 tensor.
+
+    Each `iter()` is the next epoch; `len` is its number of steps. x is `Rows`, or the model's input where it is cut in
+    front of its first layer. `skipped` lists the samples that were left out. While it is iterated, it raises DataError
+    (BadSampleError for a sample that can't be read, ChangedError for one that was replaced) and NodeError once a job's
+    patience is at an end.
+    """
 
     def __init__(
         self,

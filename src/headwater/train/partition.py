@@ -65,7 +65,7 @@ _FORMAT = 1  # of `state_dict`
 
 
 class Batch:
-    """One batch of the order: which samples it has, and what they are. `backward` trains on it."""
+    """One batch of the order: `ids` says which samples it has, `labels` what they are. `backward` trains on it."""
 
     def __init__(self, job: PartitionJob, epoch: int, start: int, stop: int, ids: np.ndarray) -> None:
         self.epoch = epoch
@@ -83,7 +83,13 @@ class Batch:
 
 
 class PartitionJob:
-    """What `partition` returns."""
+    """`steps` gives the batches, `backward` of a batch trains on it; `close` (or `with`) lets go of everything.
+
+    model            the user's own, with the current weights
+    plan, ranking    what is carried out; every plan that was considered, with its estimated seconds a step
+    num_steps        steps that were finished
+    num_rolled_back  steps that were begun, dropped everywhere and done again, because a node was lost
+    """
 
     def __init__(
         self,
@@ -177,8 +183,8 @@ class PartitionJob:
     def backward(self, batch: Batch, loss_fn: LossFn) -> Tensor:
         """Forwards and backwards through nodes and this process; the loss. Gradients are added to `.grad`.
 
-        Either all of it happens, or nothing: when a node is lost, what was begun is dropped everywhere and done again
-        by those who are there.
+        `loss_fn(output, labels)` is the mean or the sum over its rows, as `reduction` said. Either all of it happens,
+        or nothing: when a node is lost, what was begun is dropped everywhere and done again by those who are there.
         """
         if [id(each) for each in _trained(self.model)] != self._learning:
             raise ConfigError("requires_grad of the model's parameters is not what it was when the job was made; make "
@@ -418,7 +424,8 @@ class PartitionJob:
             raise ConfigError(f"the run can't be saved in {os.fspath(path)} ({error.strerror})") from None
 
     def load(self, path: str | os.PathLike[str], optimizer: Any = None, **more: Any) -> None:
-        """The way back from `save`, into the same model and optimizer."""
+        """The way back from `save`, into the same model and optimizer. ConfigError if the file can't be read, lacks one
+        of them, or is of other data or another seed."""
         try:
             state = torch.load(path, weights_only=True, map_location=self.device)
         except OSError as error:
@@ -519,6 +526,10 @@ def partition(
 ) -> PartitionJob:
     """Train all of `model` on the pictures at `data`, its first layers on the nodes that have them.
 
+    Returns a PartitionJob. ConfigError for arguments that make no sense or can't be had together, ModelError for a
+    model that can't be captured, cut there or run on nodes, DataError and NodeError as for `near`; all before the first
+    step.
+
         job = hw.partition(model, "s3://photos/train", nodes=[...], transforms=..., batch_size=512)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for epoch in range(90):
@@ -529,12 +540,14 @@ def partition(
 
     model          any module that torch.export can capture, in the modes it is in now; what nodes run of it must
                    consist of operators that they know. Parts may be frozen (requires_grad)
-    data, transforms, layout, path_column, label_column, patience_s, token, tls_…   as for `near`
+    data, transforms, batch_size, seed, shuffle, drop_last, layout, path_column, label_column   as for `near`
+    patience_s, token, tls_ca, tls_cert, tls_key   as for `near`
     nodes          addresses; nodes that train need PyTorch (pip install 'headwater[node-train]'). None starts a node
                    beside this process, for a first try
     cut            where the model is divided: the name or index of a cut (`headwater cuts`), "input" to have pixels
                    made on the nodes and train here, "none" to move nothing; "auto" measures and takes the fastest of
-    them batch_norm     "sync": batch-norms in training mode use the statistics of the whole batch, as in one process;
+                   them
+    batch_norm     "sync": batch-norms in training mode use the statistics of the whole batch, as in one process;
                    "frozen": they use their running statistics, which stay as they are
     codec          how rows and their gradients travel: "raw" (exact), "fp16" or "bf16"
     micro_batches  in how many parts a batch goes through nodes and this process, at the same time; with batch-norms in

@@ -16,7 +16,8 @@ Range = tuple[float, float] | None
 
 @dataclass(frozen=True)
 class ColorJitter(PictureOp):
-    """Each of the four is a range of factors (min, max), or one number x for 1 - x … 1 + x (hue: -x … x)."""
+    """Brightness, contrast, saturation and hue changed by random factors, in random order. Each is a range of factors
+    (min, max), or one number x for 1 - x … 1 + x (hue: -x … x); None leaves it as it is."""
 
     is_random: ClassVar[bool] = True
 

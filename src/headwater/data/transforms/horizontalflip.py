@@ -13,7 +13,7 @@ from headwater.data.transforms.op import PictureOp, check_probability
 
 @dataclass(frozen=True)
 class HorizontalFlip(PictureOp):
-    """Mirrored with probability `p`."""
+    """Left and right swapped, with probability `p`."""
 
     is_random: ClassVar[bool] = True
 

@@ -12,7 +12,8 @@ from headwater.data.transforms.op import PictureOp, Size, check_constant, check_
 
 @dataclass(frozen=True)
 class Pad(PictureOp):
-    """`padding` is an int, (left and right, top and bottom), or (left, top, right, bottom)."""
+    """A border of the colour `fill` (an int, or red, green and blue). `padding` is an int, (left and right, top and
+    bottom), or (left, top, right, bottom)."""
 
     padding: int | tuple[int, ...]
     fill: int | tuple[int, int, int] = 0

@@ -13,7 +13,8 @@ from headwater.data.transforms.op import PictureOp, Size, check_constant, check_
 
 @dataclass(frozen=True)
 class RandomCrop(PictureOp):
-    """A part of `size`. `padding` is an int, (left and right, top and bottom), or (left, top, right, bottom)."""
+    """A part of `size` at a random place, after padding. `padding` is an int, (left and right, top and bottom), or
+    (left, top, right, bottom)."""
 
     is_random: ClassVar[bool] = True
 

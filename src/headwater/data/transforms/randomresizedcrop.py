@@ -24,7 +24,7 @@ _MAX = 1e6  # of scale and ratio: what is beyond gives no part of any picture
 
 @dataclass(frozen=True)
 class RandomResizedCrop(PictureOp):
-    """A part with a share of the area within `scale` and an aspect within `ratio`, resized to `size`."""
+    """A random part with a share of the area within `scale` and an aspect within `ratio`, resized to `size`."""
 
     is_random: ClassVar[bool] = True
 
