@@ -6,7 +6,8 @@ It knows no clock, no Ray and no socket; whoever places nodes (`fleet.keeper`) f
 A node is short of time when chunks wait there and its threads, or its cores, are busy. Chunks alone don't say it:
 behind a slow link they wait for the wire, and another node would not help. As long as nodes limit the run, every node
 has chunks waiting, however many nodes there are, so the queue does not say how many are missing: there will be twice as
-many, and then it is looked again. Downwards it goes one by one, and far more slowly: a loop that evaluates asks for nothing for a while.
+many, and then it is looked again. Downwards it goes one by one, and far more slowly: a loop that evaluates asks for
+nothing for a while.
 
 What holds, whatever is seen and in whatever order (tests/core/test_fleet.py):
 1. There are never fewer nodes than `least`, those that are starting counted, nor more than `most`.
