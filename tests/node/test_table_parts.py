@@ -398,6 +398,19 @@ def test_whatever_a_step_has_beside_it_can_be_read_again(tmp_path, odd):
     again.close()
 
 
+def test_a_checkpoint_of_steps_that_had_nothing_here_is_written(tmp_path):
+    """As one of several parts has them."""
+    part = made(tmp_path / "part")
+    nothing = Bags(np.empty(0, np.int64), np.empty(0, np.int64))
+    header = {"what": "step", "version": 1, "settled": 0, "number": 1, "lr": 0.1}
+    part.step("a", pack(header, {"grads": np.empty((0, 4)), **bags_arrays(nothing)}))
+    part.settle("a")
+    part.close()
+    again = Part(tmp_path / "part", CACHE)
+    assert (again.once.version, again.once.checkpoint) == (1, 1)
+    again.close()
+
+
 def test_a_step_that_is_too_long_with_its_bags_is_refused_before_it_is_done(tmp_path, monkeypatch):
     part = made(tmp_path / "part")
     part.stage("a", 7, Bags(np.arange(200), np.ones(200, int)))

@@ -161,6 +161,13 @@ def test_inputs_count_as_memory_also_where_nothing_is_trained(open_session):
         hear()
 
 
+def test_a_prefix_with_two_inputs_is_refused(open_session):
+    found = graph()
+    _, hear = open_session(PrefixGraph((X, X), found.calls, found.weights, found.trained, found.ends))
+    with pytest.raises(ConfigError, match="takes 2 inputs"):
+        hear()
+
+
 def test_texts_are_refused(open_session):
     _, hear = open_session(None, transforms=Transforms([Tokenize("0" * 64, 8)]).to_json())
     with pytest.raises(HeadwaterError, match="of texts"):

@@ -542,8 +542,9 @@ class Part:
         self._write_head(version)
         if self._maps is not None:
             self._expect(seats[seats < self._num_seats])  # what a page had before is read, for all pages at once
-        self._write_records(seats, data)
-        self._write_seats(where, seats)
+        if len(seats):  # a part may have had none of the steps' vectors
+            self._write_records(seats, data)
+            self._write_seats(where, seats)
         os.fdatasync(self._file)
         os.fdatasync(self._seats_file)
         (self.folder / "journal").unlink()

@@ -93,6 +93,8 @@ class Opened:
         check_url(url)
         transforms = Transforms.from_json(about.get("transforms"))
         graph = None if about.get("graph") is None else PrefixGraph.from_json(about["graph"])
+        if graph is not None and len(graph.inputs) != 1:
+            raise ConfigError(f"the prefix takes {len(graph.inputs)} inputs; nodes train those of one, a picture")
         if transforms.text is not None:
             raise ConfigError("a training session is about pictures, and these transforms are of texts")
         spec = transforms.pixel_spec if graph is None else transforms.output_spec
