@@ -77,7 +77,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 # The folders with the longest files, longest first.
-_LONG = ("rig", "train", "cli", "node", "equivalence", "faults", "fuzz")
+_LONG = ("rig", "train", "cli", "node", "equivalence", "faults", "fleet", "fuzz")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

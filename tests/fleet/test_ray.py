@@ -178,13 +178,17 @@ def test_a_fleet_grows_from_one_node_to_four_under_load_while_steps_go_on(
 
 
 @pytest.mark.slow
-def test_another_up_changes_the_bounds_and_keeps_the_nodes(cluster, fleet, pictures, pid_of, eventually):
+def test_another_up_changes_the_bounds_also_in_the_middle_of_an_epoch(
+    cluster, fleet, near, pictures, pid_of, start_node, eventually
+):
+    quiet = Run(near([start_node(pictures).address]))
     first = fleet(pictures, least=1)
     pid = pid_of("photos/1")
     assert set(first) < set(fleet(pictures, least=2))
-    assert pid_of("photos/1") == pid
-    fleet(pictures, least=1, most=1)
-    eventually(lambda: len(member_names(cluster, "photos")) == 1)
+    assert pid_of("photos/1") == pid, "the node that was there stays"
+    job = near("ray://photos")
+    Run(job, at_step=3, do=lambda: fleet(pictures, least=1, most=1)).check(quiet)
+    eventually(lambda: len(member_names(cluster, "photos")) == 1 and names(job) == addresses(cluster))
     with pytest.raises(ConfigError, match="runs already, with other threads; take it away first"):
         fleet(pictures, threads=2)
 
