@@ -46,9 +46,9 @@ class Size:
     peers: tuple[str, ...]
 
 
-FULL = Size(1920, tuple((pipeline, model) for pipeline in ("imagenet", "cifar") for model in ("resnet", "wrn", "vit")),
+FULL = Size(2640, tuple((pipeline, model) for pipeline in ("imagenet", "cifar") for model in ("resnet", "wrn", "vit")),
             (0.25, 1.0), 3, PEERS)  # fmt: skip
-QUICK = Size(1920, (("imagenet", "resnet"), ("cifar", "vit")), (1.0,), 1, ())
+QUICK = Size(2640, (("imagenet", "resnet"), ("cifar", "vit")), (1.0,), 1, ())
 
 
 def run(*, quick: bool, console: Console) -> Result:

@@ -16,10 +16,11 @@ MAY_IMPORT = {
     "node": {"core", "data", "page", "version"},
     "train": {"core", "data", "model", "progress", "version"},
     "reduce": {"core", "version"},
+    "fleet": {"core", "data", "node"},
     "sim": {"core"},
     "page": set(),
 }
-NEVER = {"data": {"torch"}, "node": {"torch"}, "sim": {"torch"}}
+NEVER = {"data": {"torch"}, "node": {"torch"}, "fleet": {"torch"}, "sim": {"torch"}}
 CORE_OTHERS = {"numpy"}
 
 
@@ -63,6 +64,15 @@ def test_a_storage_box_needs_no_torch(part):
                 continue
             assert not module.startswith("headwater.node.training"), f"{path} imports {module}"
             assert not at_import or module.split(".")[0] not in NEVER[part], f"{path} imports {module}"
+
+
+def test_ray_is_imported_in_two_places_and_only_when_a_fleet_on_ray_is_asked_for():
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        for module, at_import in imports(path):
+            if module.split(".")[0] == "ray":
+                found[path.relative_to(SOURCE).as_posix()] = at_import
+    assert found == {"data/cluster.py": False, "fleet/up.py": False}
 
 
 def test_core_imports_numpy_and_the_standard_library_alone():
@@ -116,12 +126,13 @@ def python(code):
         "headwater.cli",
         "headwater.reduce.aggregator",
         "headwater.reduce.reducer",
+        "headwater.fleet.up",
         "headwater.sim.world",
     ],
 )
-def test_it_imports_where_torch_and_onnx_are_missing(name):
-    hide = "import sys; sys.modules.update(dict.fromkeys(['torch', 'onnx', 'onnxscript', 'torchvision', 'timm']))"
-    done = python(f"{hide}; import {name}")
+def test_it_imports_where_torch_onnx_and_ray_are_missing(name):
+    names = ["torch", "onnx", "onnxscript", "torchvision", "timm", "ray"]
+    done = python(f"import sys; sys.modules.update(dict.fromkeys({names})); import {name}")
     assert done.returncode == 0, done.stderr
 
 

@@ -22,8 +22,8 @@ def test_the_verbs_of_the_command_line():
     from headwater.cli import typer_app
 
     command = typer.main.get_command(typer_app)
-    verbs = ["compare", "cuts", "doctor", "nodes", "pack", "plan", "profile", "reduce", "serve", "simulate", "token",
-             "top", "train", "ui"]  # fmt: skip
+    verbs = ["compare", "cuts", "doctor", "down", "nodes", "pack", "plan", "profile", "reduce", "serve", "simulate",
+             "token", "top", "train", "ui", "up"]  # fmt: skip
     assert sorted(command.commands) == verbs
     options = {name: sorted(option for each in verb.params for option in each.opts if option.startswith("--"))
                for name, verb in command.commands.items()}  # fmt: skip
@@ -31,6 +31,7 @@ def test_the_verbs_of_the_command_line():
         "compare": ["--json"],
         "cuts": ["--all", "--json", "--size", "--until"],
         "doctor": ["--json", "--seconds", "--store"],
+        "down": ["--name", "--ray"],
         "nodes": ["--follow", "--json", "--seconds"],
         "pack": ["--crop", "--job", "--layout", "--on-bad-sample", "--resize", "--shard-size", "--threads", "--verify"],
         "plan": ["--json", "--output", "--picture"],
@@ -98,6 +99,25 @@ def test_the_verbs_of_the_command_line():
         "top": ["--every", "--json", "--once"],
         "train": ["--resume", "--trace"],
         "ui": ["--listen", "--open"],
+        "up": [
+            "--cache-dir",
+            "--cache-size",
+            "--drain-s",
+            "--insecure",
+            "--max",
+            "--max-upload",
+            "--memory",
+            "--min",
+            "--name",
+            "--port",
+            "--ray",
+            "--state",
+            "--threads",
+            "--tls-cert",
+            "--tls-client-ca",
+            "--tls-key",
+            "--tokens",
+        ],
     }
 
 

@@ -27,7 +27,7 @@ from headwater.train.client import NodeClient
 
 _BOUNDARY = (TensorSpec("y", (2, 3), "float32"), TensorSpec("m", (), "bool"))
 _REFS = tuple(SampleRef(number, "a.jpg", 0, -1, 5, "") for number in range(4))
-_HELLO = {"headwater": "0.1.0", "protocol": wire.PROTOCOL, "roots": ["file:///x"], "num_threads": 2, "cores": 2.0,
+HELLO = {"headwater": "0.1.0", "protocol": wire.PROTOCOL, "roots": ["file:///x"], "num_threads": 2, "cores": 2.0,
           "machine": "m", "memory_bytes": 10**9, "max_upload_bytes": 10**9, "codecs": ["raw"], "prefixes": [],
           "precisions": ["fp32"], "precision_faults": {}, "engines": ["onnxruntime"], "engine_versions": "1",
           "busy": {"read_s": 0.0, "num_bad": 0}, "cache_fault": None, "cpu_s": 0.5}  # fmt: skip
@@ -37,7 +37,7 @@ _MOST_BYTES = 1 << 40  # of a file: beyond any memory, and no more on a disk tha
 
 
 @dataclass
-class _Wire:
+class Line:
     """In the place of a Flight client: whatever is asked, the answer is these bytes, and these words after them."""
 
     answer: bytes = b""
@@ -67,15 +67,15 @@ class _Stream:
         pass
 
 
-def _client() -> tuple[NodeClient, _Wire]:
-    client, line = NodeClient("grpc://127.0.0.1:1"), _Wire()
+def make_client() -> tuple[NodeClient, Line]:
+    client, line = NodeClient("grpc://127.0.0.1:1"), Line()
     client.close()
     client._client = line
     return client, line
 
 
 def _rows(room: Room) -> Harness:
-    client, line = _client()
+    client, line = make_client()
 
     def harness(data: bytes) -> None:
         codec, words, line.answer = split(data, 3)
@@ -113,7 +113,7 @@ def _rows_seeds() -> Sequence[bytes]:
 
 
 def _listing(room: Room) -> Harness:
-    client, line = _client()
+    client, line = make_client()
 
     def harness(data: bytes) -> None:
         words, line.answer = split(data, 2)
@@ -137,7 +137,7 @@ def _listing_seeds() -> Sequence[bytes]:
 
 def _answer(room: Room) -> Harness:
     """Whatever is JSON: who the node is, whether it has a prefix, what a probe found, and its errors."""
-    client, line = _client()
+    client, line = make_client()
     chunk = wire.Chunk(wire.Extraction("file:///x", chains()[0], None, _BOUNDARY), "job", 1, 2, 3, _REFS)
 
     def harness(data: bytes) -> None:
@@ -158,7 +158,7 @@ def _answer(room: Room) -> Harness:
 def _answer_seeds() -> Sequence[bytes]:
     probe = {"read_s": 0.1, "decode_s": 0.1, "finish_s": 0.1, "prefix_s": 0.1, "kernels": [["a", 0.1]],
              "encode_s_per_byte": {"raw": 1e-9}, "pipeline_s": 0.1, "sample_bytes": 100.0}  # fmt: skip
-    answers: list[Any] = [_HELLO, probe, True, {"error": wire.error_to_wire(RefusedError("no")).decode()}]
+    answers: list[Any] = [HELLO, probe, True, {"error": wire.error_to_wire(RefusedError("no")).decode()}]
     return [*(json.dumps(each).encode() for each in answers), wire.error_to_wire(RefusedError("no")),
             wire.error_to_wire(DataError("x"))]  # fmt: skip
 
@@ -167,7 +167,7 @@ def _handed(room: Room) -> Harness:
     """An object: what a node tells of its folder (`hand_over`), the mark in there (`mark`), what the node says where
     rows would be (`words`), and what else lies there (`there`). A folder or mark that is left out is as it should be;
     what lies there has a name, a kind, bytes, and pages of pieces of text; "@SUM@" is the right checksum."""
-    client, line = _client()
+    client, line = make_client()
     want = wire.Extraction("file:///x", chains()[0], None, _BOUNDARY)
     chunk = wire.Chunk(want, "job", 1, 2, 3, _REFS, trace=True, hand_over=True)
     no_rows = _stream([pa.RecordBatch.from_pylist([], schema=wire.rows_schema("raw", _BOUNDARY))])
@@ -182,7 +182,7 @@ def _handed(room: Room) -> Harness:
             return
         files = _lay_out(folder, [tree["mark"], *_listed(tree["there"])], room.outside / "secret.jpg")
         words = [_with_sum(said, files) for said in _listed(tree["words"])]
-        line.answer = json.dumps({**_HELLO, "hand_over": tree["hand_over"]}).encode()
+        line.answer = json.dumps({**HELLO, "hand_over": tree["hand_over"]}).encode()
         line.words = [json.dumps(said).encode() for said in words]
         try:
             is_seen = client.finds_folder()
@@ -286,7 +286,8 @@ def _handed_seeds() -> Sequence[bytes]:
     handed = Handed(one, (0, 1, 2, 3), _sum(numbers + flags)).to_json()
     told = {"hand_over": _TOLD, "mark": _MARK, "words": [{"bad": [], "handed": handed}], "there": [file]}
     whole = {"words": [{"bad": [], "handed": [one, ids, "@SUM@"]}], "there": [file]}
-    parts = {"words": [{"bad": [], "waiting": [1, 2]}, {"bad": [[3, "a.jpg", "why"]], "handed": [one, [1, 2], "@SUM@"]},
+    parts = {"words": [{"bad": [], "waiting": [1, 2]}, {"bad": [], "waits_for": "quota"},
+                       {"bad": [[3, "a.jpg", "why"]], "handed": [one, [1, 2], "@SUM@"]},
                        {"bad": [], "handed": [two, [0], "@SUM@"]},
                        {"bad": [], "spans": [["read", "a", 0.1, 0.2]], "clock": [0.0, 1.0]}],
              "there": [file, [two, *file[1:]]]}  # fmt: skip

@@ -25,7 +25,7 @@ from headwater.node.service import Node
 _PLAIN = (ConfigError, DataError, NodeError, ModelError)
 
 
-class _Call:
+class Call:
     """What the service knows of a call: one from this machine, which nobody gives up on."""
 
     def is_cancelled(self) -> bool:
@@ -41,7 +41,7 @@ class _Call:
         return None
 
 
-def _node(room: Room) -> Node:
+def make_node(room: Room) -> Node:
     return Node("grpc://127.0.0.1:0", (str(room.root),), state=room.state, num_threads=1, max_upload_bytes=1 << 16)
 
 
@@ -55,31 +55,31 @@ def _as_told() -> Iterator[None]:
 
 
 def _ticket(room: Room) -> Harness:
-    node = _node(room)
+    node = make_node(room)
 
     def harness(data: bytes) -> None:
         with _as_told():
-            node.do_get(_Call(), flight.Ticket(room.fill_in(data)))
+            node.do_get(Call(), flight.Ticket(room.fill_in(data)))
 
     return harness
 
 
 def _request(room: Room) -> Harness:
     """The same, and what was asked is done: samples listed, rows made."""
-    node = _node(room)
+    node = make_node(room)
 
     def harness(data: bytes) -> None:
         with _as_told():
             ticket = room.fill_in(data)
-            node.do_get(_Call(), flight.Ticket(ticket))
+            node.do_get(Call(), flight.Ticket(ticket))
             asked = wire.loads(ticket)
             if isinstance(asked, wire.Listing):
-                for batch, _ in node._listing(asked, _Call()):
+                for batch, _ in node._listing(asked, Call()):
                     batch.validate(full=True)
             elif isinstance(asked, wire.Chunk) and is_small(asked.extraction.transforms.to_json()):
                 asked = replace(asked, samples=asked.samples[:8])
                 schema = wire.rows_schema(asked.extraction.codec, asked.extraction.boundary)
-                for batch, metadata in node._rows(asked, schema, _Call()):
+                for batch, metadata in node._rows(asked, schema, Call()):
                     assert SECRET not in metadata
                     batch.validate(full=True)
 
@@ -87,7 +87,7 @@ def _request(room: Room) -> Harness:
 
 
 def _ticket_seeds() -> Sequence[bytes]:
-    samples = (SampleRef(0, "a/0.jpg", 0, -1, 700, ""), SampleRef(1, "a/1.png", 0, -1, 5, ""),
+    samples = (SampleRef(0, "a/0.jpg", 0, -1, 9000, ""), SampleRef(1, "a/1.png", 0, -1, 9000, ""),
                SampleRef(7, "b/3.jpg", 0, 5, 5, ""), SampleRef(8, "link/secret.jpg", 0, -1, 9, ""))  # fmt: skip
     seeds = []
     for chain, codec in zip(chains(), ("raw", "fp16", "bf16", "int8"), strict=True):
@@ -105,38 +105,39 @@ def _request_seeds() -> Sequence[bytes]:
 
 
 def _action(room: Room) -> Harness:
-    node = _node(room)
+    node = make_node(room)
 
     def harness(data: bytes) -> None:
         kind, _, body = data.partition(b"\0")
         with _as_told():
-            node.do_action(_Call(), flight.Action(kind.decode(errors="replace"), body))
+            list(node.do_action(Call(), flight.Action(kind.decode(errors="replace"), body)))
 
     return harness
 
 
 def _action_seeds() -> Sequence[bytes]:
-    return [b"hello\0", b"has-prefix\0" + b"0" * 64, b"has-prefix\0../../x", b"shell\0ls"]
+    return [b"hello\0", b"status\0", b"has-prefix\0" + b"0" * 64, b"has-prefix\0../../x", b"shell\0ls",
+            b"has-tokenizer\0" + b"0" * 64, b"table\0" + b"\2\0\0\0{}"]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _Item:
+class Item:
     data: Any
     app_metadata: Any = None
 
 
-def _items(stream: bytes) -> Iterator[_Item]:
+def _items(stream: bytes) -> Iterator[Item]:
     """As Flight hands them over: it reads the same messages with the same code. A first byte of 1: words alone."""
     if stream[:1] == b"\1":
-        yield _Item(None, pa.py_buffer(stream[:20]))
+        yield Item(None, pa.py_buffer(stream[:20]))
         stream = stream[1:]
     with pa.ipc.open_stream(pa.BufferReader(stream)) as reader:
         for batch in reader:
-            yield _Item(batch)
+            yield Item(batch)
 
 
 def _upload(room: Room) -> Harness:
-    node = _node(room)
+    node = make_node(room)
     # The first load is the targets' of models.py; in a child for each input it would take a third of a second.
     node._prefixes = Prefixes(
         room.state / "uploads", 1 << 16, try_out=lambda path: check_self_contained(path.read_bytes())
@@ -145,7 +146,7 @@ def _upload(room: Room) -> Harness:
     def harness(data: bytes) -> None:
         command, stream = split(data, 2)
         with _as_told():
-            node.do_put(_Call(), flight.FlightDescriptor.for_command(command), _items(stream), None)
+            node.do_put(Call(), flight.FlightDescriptor.for_command(command), _items(stream), None)
 
     return harness
 
@@ -162,7 +163,9 @@ def _upload_seeds() -> Sequence[bytes]:
                 writer.write_batch(batch)
             digest = hashlib.sha256(b"abcdef").hexdigest().encode()
             seeds.append(join(digest, sink.getvalue().to_pybytes()))
-    return [*seeds, join(b"blob", seeds[0][2 + 64 :]), join(b"0" * 64, b"\1" + seeds[0][2 + 64 :])]
+    stream = seeds[0][2 + 64 :]
+    tokenizer = b"tokenizer " + hashlib.sha256(b"abcdef").hexdigest().encode()
+    return [*seeds, join(b"blob", stream), join(b"0" * 64, b"\1" + stream), join(tokenizer, stream)]
 
 
 TARGETS = (

@@ -39,3 +39,9 @@ def test_a_plan_that_is_given_fixes_all_of_it(tmp_path, field):
         near_options(job(tmp_path, more=f'[plan]\nfile = "plan.json"\n{field}'))
     assert near_options(job(tmp_path, more='[plan]\nfile = "plan.json"'))["plan"] == tmp_path / "plan.json"
     assert "plan" not in near_options(job(tmp_path, more=f'[plan]\nfile = "auto"\n{field}'))
+
+
+def test_threads_of_the_embedded_node_and_no_planning_at_all_can_be_asked_for(tmp_path):
+    found = near_options(job(tmp_path, more='[nodes]\nthreads = 2\n[plan]\nfile = "none"\ncodec = "fp16"'))
+    assert (found["node_threads"], found["plan"], found["codec"]) == (2, None, "fp16")
+    assert near_options(job(tmp_path))["node_threads"] is None

@@ -28,3 +28,13 @@ def test_a_profile_is_shown_written_and_planned_from(command, pictures, tmp_path
         command.here("plan", job)
     for part in ("measured for the model 'another'", "days old", "headwater profile"):
         assert part in str(refused.value)
+
+
+def test_how_both_sides_shall_share_an_epoch_is_nothing_that_is_measured(command, pictures):
+    """With one machine there are no two sides, which planning would refuse."""
+    from headwater.cli.jobfile import read_job
+    from headwater.cli.meaning import near_options
+
+    job = command.job("sides", pictures, '[nodes]\nshare = false\n[plan]\nprongs = "mte"')
+    assert near_options(read_job(job))["prongs"] == "mte"
+    assert command.here("profile", job).exit_code == 0

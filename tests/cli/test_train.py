@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import headwater as hw
 from headwater.cli.jobfile import read_job
 from headwater.cli.train import _CtrlC, run
 from headwater.errors import ConfigError
@@ -44,7 +45,8 @@ def test_a_run_leaves_a_model_a_checkpoint_and_its_metrics(undisturbed):
     assert names == ["checkpoint.pt", "metrics.jsonl", "model.pt", "plans.json", "run.json"]
     lines = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(EPOCHS))
-    assert set(lines[0]) == {"epoch", "loss", "pictures_per_s", "bytes_per_picture", "skipped", "tiers"}
+    told = {"epoch", "loss", "pictures_per_s", "bytes_per_picture", "skipped", "prongs", "tiers", "checkpoint"}
+    assert set(lines[0]) == told
     assert lines[0]["tiers"]["trainer"]["cpu_s"] > 0
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert 0 < lines[0]["bytes_per_picture"] < 2 * PIXEL_BYTES, "of rows, pixels or files: the plan is the machine's"
@@ -106,6 +108,8 @@ def test_validation_is_measured_after_each_epoch(command, pictures, monkeypatch)
     run(read_job(job), resume=False)
     line = json.loads((command.folder / "validated" / "metrics.jsonl").read_text())
     assert 0 <= line["accuracy"] <= 1
+    assert len(line["tiers"]) == 2
+    assert set(line["tiers"]) < set(line["validation"]), "which has a node of its own here, and is no part of the epoch"
 
 
 def test_validation_with_other_classes_is_refused_before_the_first_step(command, pictures, tmp_path, monkeypatch):
@@ -116,6 +120,16 @@ def test_validation_with_other_classes_is_refused_before_the_first_step(command,
     with pytest.raises(ConfigError, match="its class 0 is 'b', and 'a' in the training data"):
         run(read_job(job), resume=False)
     assert not (command.folder / "other").exists()
+
+
+def test_steps_that_are_not_full_can_be_left_out_of_training(command, pictures, monkeypatch):
+    monkeypatch.syspath_prepend(str(command.folder))
+    asked = []
+    near = hw.near
+    monkeypatch.setattr(hw, "near", lambda *args, **options: asked.append(options) or near(*args, **options))
+    job = command.job("dropped", pictures, f'validation = "{pictures}"\n{command.planned}', drop_last="true")
+    run(read_job(job), resume=False)
+    assert [options.get("drop_last") for options in asked] == [True, None], "every picture counts in validation"
 
 
 def test_views_and_the_size_of_the_cache_reach_the_job(command, pictures):

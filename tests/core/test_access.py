@@ -1,6 +1,7 @@
 """Tokens as data: what a file may say, and whom it lets in."""
 
 import tomllib
+from dataclasses import replace
 from datetime import UTC, date, datetime
 
 import pytest
@@ -170,3 +171,12 @@ def test_a_call_that_lasts_ends_with_its_token():
         confirm(GRANTS, GRANTS[0], 1000.0)
     with pytest.raises(RefusedError, match="any more"):
         confirm(GRANTS[1:], GRANTS[0], 999.0)
+
+
+def test_a_call_that_lasts_is_held_to_what_its_token_allows_now():
+    less = replace(GRANTS[0], roots=("file:///a",), quota=Quota(rows_per_s=1), expires_s=500.0)
+    assert confirm((less,), GRANTS[0], 499.0) == less
+    with pytest.raises(RefusedError, match="expired"):
+        confirm((less,), GRANTS[0], 999.0)
+    with pytest.raises(RefusedError, match="any more"):  # another's now: what was begun is not
+        confirm((replace(GRANTS[0], tenant="new"),), GRANTS[0], 499.0)

@@ -15,9 +15,10 @@ IDLE_S, GONE_S = 10.0, 100.0
 class World:
     """An admission, and the memory that is really taken: engines keep what their largest group took until told."""
 
-    def __init__(self, budget, needs, requests):
+    def __init__(self, budget, needs, requests, holds=()):
+        """`holds`: what a row of a request holds, where that is not what its tenant needs."""
         self.machine = Admission(budget, idle_s=IDLE_S, gone_s=GONE_S)
-        self.budget, self.needs = budget, needs
+        self.budget, self.needs, self.holds = budget, needs, dict(holds)
         self.to_come = dict(enumerate(requests))  # request → tenant
         self.open, self.left, self.refused = {}, {}, set()  # request → tenant, → rows to do
         self.groups = []  # (request, rows)
@@ -34,7 +35,8 @@ class World:
                 case Shrink() | Unload():
                     assert decision not in self.pending
                     self.pending.append(decision)
-        assert self.taken() <= self.machine.used_bytes() <= self.budget
+        assert self.taken() <= min(self.machine.used_bytes(), self.budget)
+        assert self.holds or self.machine.used_bytes() <= self.budget
         for request, tenant in self.open.items():
             if self.machine.is_in(request) and tenant not in self.entered:
                 self.entered.append(tenant)
@@ -42,9 +44,13 @@ class World:
     def taken(self):
         """What is really taken."""
         engines = {self.needs[each].engine: self.needs[each].engine_bytes for each in self.needs}
-        held = sum(rows * self.needs[self.open[request]].hold_bytes for request, rows in self.groups)
+        held = sum(rows * self.need(request).hold_bytes for request, rows in self.groups)
         kept = sum(self.needs[each].work(rows) for each, rows in self.kept.items())
         return sum(engines[each] for each in self.loaded if each) + held + kept
+
+    def need(self, request):
+        need = self.needs[self.open[request]]
+        return replace(need, hold_bytes=self.holds.get(request, need.hold_bytes))
 
     def events(self):
         yield from (("ask", each) for each in list(self.to_come)[:1])
@@ -64,10 +70,10 @@ class World:
         if what == "ask":
             tenant = self.open[which] = self.to_come.pop(which)
             self.left[which] = self.needs[tenant].wanted
-            self.carry_out(machine.ask(which, tenant, self.needs[tenant], now))
+            self.carry_out(machine.ask(which, tenant, self.need(which), now))
         elif what == "load":
             self.loaded.add(self.needs[self.open[which]].engine)
-            self.carry_out(machine.measured(which, self.needs[self.open[which]], now))
+            self.carry_out(machine.measured(which, self.need(which), now))
         elif what == "group":
             rows, tenant = machine.take(which, self.left[which], now), self.open[which]
             if rows is not None:
@@ -78,13 +84,11 @@ class World:
             self.carry_out([])
         elif what == "send":
             self.groups.remove(which)
-            tenant = self.open[which[0]]
-            if not self.needs[tenant].engine:  # nothing keeps what it worked in
-                own = [rows for request, rows in self.groups if self.open[request] == tenant]
-                self.kept[tenant] = max(own, default=0)
+            self.forget(self.open[which[0]])
             self.carry_out(machine.give(*which, now))
         elif what == "end":
-            tenant = self.open.pop(which)
+            self.groups = [each for each in self.groups if each[0] != which]  # of one that was refused on its way
+            self.forget(self.open.pop(which))
             self.carry_out(machine.done(which, now))
         elif what == "obey":
             self.pending.remove(which)
@@ -93,6 +97,12 @@ class World:
             self.now += IDLE_S + 1
             self.carry_out(machine.tick(self.now))
             self.entered = [each for each in self.entered if each in self.open.values()]
+
+    def forget(self, tenant):
+        """Without an engine nothing keeps what a group worked in."""
+        if not self.needs[tenant].engine:
+            own = [rows for request, rows in self.groups if self.open[request] == tenant]
+            self.kept[tenant] = max(own, default=0)
 
     def obey(self, decision):
         users = [each for each in self.kept if self.needs[each].engine == decision.engine]
@@ -138,7 +148,12 @@ SMALL = {
         {"a": Need("A", 4, 1, 1, 2), "b": Need("A", 4, 1, 1, 2), "c": Need("C", 30, 1, 1, 1)},
         "abc",
     ),
-}
+    "one whose second request has larger samples": (24, {"a": Need("A", 4, 2, 1, 2), "b": Need("B", 4, 2, 1, 2)}, "aab",
+                                                    {1: 3}),
+    "one whose second request never fits": (24, {"a": Need("A", 4, 2, 1, 2), "b": Need("B", 4, 2, 1, 2)}, "aab",
+                                            {1: 9}),
+    "one whose later requests are small again": (20, {"a": Need("", 0, 1, 1, 2)}, "aaa", {0: 3, 1: 9}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -172,13 +187,16 @@ NEEDS = st.builds(
 )
 
 
-@given(st.integers(20, 300), st.lists(NEEDS, min_size=1, max_size=5), st.data())
-def test_any_number_of_tenants_comes_and_goes(budget, needs, data):
+HOLDS = st.dictionaries(st.integers(0, 11), st.integers(0, 200), max_size=4)
+
+
+@given(st.integers(20, 300), st.lists(NEEDS, min_size=1, max_size=5), HOLDS, st.data())
+def test_any_number_of_tenants_comes_and_goes(budget, needs, holds, data):
     sizes = {}
     needs = [replace(each, engine_bytes=sizes.setdefault(each.engine, each.engine_bytes) if each.engine else 0)
              for each in needs]  # fmt: skip
     names = data.draw(st.lists(st.sampled_from(range(len(needs))), max_size=12))
-    world = World(budget, {f"{place}": each for place, each in enumerate(needs)}, [f"{each}" for each in names])
+    world = World(budget, {f"{place}": each for place, each in enumerate(needs)}, [f"{each}" for each in names], holds)
     world.loaded.add("")
     for _ in range(400):
         events = list(world.events())
@@ -199,6 +217,28 @@ def test_any_number_of_tenants_comes_and_goes(budget, needs, data):
         world.happen(("obey", world.pending[0]))
     assert world.machine.used_bytes() == 0
     assert not world.machine._tenants
+
+
+def test_a_request_that_takes_too_much_ends_its_tenants_others_with_the_reason():
+    machine = Admission(100)
+    machine.ask(1, "a", Need("", 0, 0, 1, 4), 0.0)
+    assert machine.take(1, 8, 0.0) == 4
+    assert machine.ask(2, "a", Need("", 0, 0, 40, 4), 0.0) == [Refuse(1, 120), Refuse(2, 120)]
+    assert machine.take(1, 4, 0.0) is None
+    machine.done(2, 0.0)
+    machine.done(1, 0.0)
+    assert Wake(3) in machine.ask(3, "a", Need("", 0, 0, 1, 4), 0.0)
+    assert machine.take(3, 4, 0.0) == 4
+
+
+def test_large_samples_count_as_long_as_their_request_is_open():
+    machine = Admission(300)
+    machine.ask(1, "a", Need("", 0, 0, 100, 4), 0.0)
+    machine.ask(2, "a", Need("", 0, 0, 1, 4), 0.0)
+    assert machine.take(1, 4, 0.0) == 1, "small ones that came later say nothing of these"
+    machine.give(1, 1, 0.0)
+    machine.done(1, 0.0)
+    assert machine.take(2, 4, 0.0) == 4
 
 
 def test_who_waits_is_told_its_place():

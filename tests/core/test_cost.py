@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from headwater.core.cost import check_fits, estimate
 from headwater.core.loads import HELD_UP, LOOP, NODE, OWN, TRAINER, JobSize
 from headwater.core.plan import Plan, here_plan, near_plan
+from headwater.core.prongs import TAIL_MEMORY
 from headwater.core.rig import Device, Link
 from headwater.errors import ConfigError, PlanError
 
@@ -181,6 +182,48 @@ def test_memory_that_does_not_suffice_is_told_with_the_way_out(make):
     check_fits(
         make.replace(result.plan, node_batch=1, chunk_rows=1, prefetch=1), make.CUTS, make.PROFILE, rig, make.JOB
     )
+
+
+def trainer_bytes(make, **changes):
+    """That a trainer needs for a plan, and has."""
+    memory_bytes, samples = changes.pop("memory_bytes", None), changes.pop("samples", 5000)
+    plan = make.replace(near_plan(make.CUTS[changes.pop("cut", 0)], node_batch=8, chunk_rows=8, prefetch=3), **changes)
+    node = make.replace(make.PROFILE.node, base_bytes=10**9)
+    rig = make.rig(trainer=Device("t", 1.0, memory_bytes))
+    result = estimate(plan, make.CUTS, make.replace(make.PROFILE, node=node), rig, JobSize(samples, 128))
+    return next(each.need_bytes for each in result.memory if each.device == "trainer")
+
+
+def test_a_share_of_pixels_needs_no_node_beside_the_trainer(make):
+    assert trainer_bytes(make, host_share=0.5) < 10**9
+    assert trainer_bytes(make, host_share=0.5, cut=4) > 10**9
+
+
+def test_under_wrr_whole_batches_wait_on_both_sides(make):
+    pixels = make.PROFILE.sizes.pixel_row_bytes
+    more = trainer_bytes(make, host_share=0.5, prongs="wrr") - trainer_bytes(make, host_share=0.0)
+    assert more > ((3 + 1) * 2 + 1 - 1) * 128 * pixels / 2
+
+
+def test_under_mte_a_tail_waits_as_far_as_there_is_room_for_it(make):
+    pixels = make.PROFILE.sizes.pixel_row_bytes
+    whole, has = 0.75 * 5000 * pixels, 10**9
+    plain, mte = (trainer_bytes(make, host_share=0.25, prongs=prongs) for prongs in ("ordered", "mte"))
+    assert mte > whole
+    held = trainer_bytes(make, host_share=0.25, prongs="mte", memory_bytes=int(has)) - plain
+    assert held <= TAIL_MEMORY * has < whole
+    assert trainer_bytes(make, host_share=0.25, prongs="mte", memory_bytes=10**12) == mte
+
+
+def test_what_a_share_asks_of_the_store_goes_up_its_link_and_the_port(make):
+    port, store = Link(1e9, 1e3), Link(1e8, 1e4)
+    rig = make.rig(trainer_link=port, store_link=store)
+    plan = make.replace(near_plan(make.CUTS[4]), host_share=0.25)
+    result, none = (estimate(each, make.CUTS, make.PROFILE, rig, make.JOB) for each in (plan, near_plan(make.CUTS[4])))
+    asked = make.PROFILE.sizes.fetch_up_bytes
+    assert result.load("store link up") == pytest.approx(0.25 * asked / 1e4)
+    assert result.up_bytes == pytest.approx(0.75 * none.up_bytes + 0.25 * asked)
+    assert result.load("port up") == pytest.approx(result.up_bytes / 1e3)
 
 
 def test_shipping_the_prefix_is_paid_once_however_many_epochs(make):

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headwater.core import dispatch
-from headwater.core.dispatch import Assign, Deliver, Dispatch, Keep, Stop, late_after_s
+from headwater.core.dispatch import Assign, Deliver, Dispatch, Keep, Stop
+from headwater.core.rhythm import KNOWN, LATE_S, OVERDUE, Rhythm, late_after_s
 from headwater.core.share import is_own, more_ahead
 
 NODES = ("a", "b")
@@ -18,8 +19,9 @@ NODES = ("a", "b")
 class World:
     """A dispatch, the nodes around it, and what the trainer has seen."""
 
-    def __init__(self, num_chunks, window, per_node, failures=2, able=None, is_own=None, tail=None):
-        """With `is_own`, b is the trainer's own node, and has one chunk at once; "none" if it helps out only."""
+    def __init__(self, num_chunks, window, per_node, failures=2, able=None, is_own=None, tail=None, grows=False):
+        """With `is_own`, b is the trainer's own node, and has one chunk at once; "none" if it helps out only. Where it
+        grows, a second node that comes makes the window one wider."""
         self.helps, is_own = is_own == "none", None if is_own == "none" else is_own
         own = {"own": "b", "is_own": is_own, "own_out": 1} if is_own or self.helps else {}
         self.most = {"a": per_node, "b": 1 if own else per_node}
@@ -29,10 +31,11 @@ class World:
         self.is_own, self.failed = is_own, set()
         self.able = able or (lambda chunk: NODES)
         self.num_chunks, self.window, self.per_node = num_chunks, window, per_node
+        self.wider = window + 1 if grows else window
         self.up, self.ghosts, self.kept, self.seen, self.taken = set(), set(), [], [], 0
         self.out = {node: set() for node in NODES}
         self.in_a_row = dict.fromkeys(NODES, 0)  # failures
-        self.stopped = False
+        self.stopped = self.overdue = False
 
     def apply(self, decisions):
         for decision in decisions:
@@ -41,6 +44,7 @@ class World:
                     assert node in self.up
                     assert node in self.able(chunk)
                     tried = chunk in self.out["a"] or chunk in self.failed or self.in_a_row["a"] >= dispatch.FAILING
+                    tried |= self.overdue and len(self.out["a"]) == self.per_node and self.taken == len(self.seen)
                     if self.is_own is not None and node == "b" and "a" in self.up and not tried:
                         assert self.is_own(chunk), "the trainer's own node took what others are for"
                     if self.helps and node == "b" and "a" in self.up:
@@ -89,11 +93,15 @@ class World:
         if self.taken < len(self.seen):
             yield ("take",)
         yield ("late",)
+        yield ("overdue",)
 
     def happen(self, event):
         match event:
             case ("up", node):
                 self.up.add(node)
+                if len(self.up) == len(NODES) and self.wider > self.window:
+                    self.window = self.wider
+                    self.machine.widen(self.wider)
                 self.apply(self.machine.node_up(node))
             case ("down", node):
                 self.up.remove(node)
@@ -101,11 +109,13 @@ class World:
                 self.out[node], self.in_a_row[node] = set(), 0
                 self.apply(self.machine.node_down(node))
             case ("finish", node, chunk):
+                self.overdue = False
                 self.in_a_row[node] = 0
                 self.out[node].remove(chunk)
                 self.apply(self.machine.finished(node, chunk))
             case ("late", node, chunk):
                 self.ghosts.remove((node, chunk))
+                self.overdue = False
                 self.in_a_row[node] = 0
                 self.out[node].discard(chunk)
                 self.apply(self.machine.finished(node, chunk))
@@ -120,7 +130,11 @@ class World:
                 self.out[node].remove(chunk)
                 self.apply(self.machine.failed(node, chunk, "test", counts=False))
             case ("late",):
+                self.overdue = False
                 self.apply(self.machine.late())
+            case ("overdue",):
+                self.overdue = True
+                self.apply(self.machine.late(overdue=True))
             case ("take",):
                 self.taken += 1
                 self.apply(self.machine.taken())
@@ -176,7 +190,26 @@ def test_every_history_of_a_small_world_keeps_the_promises(
     num_chunks, window, per_node, depth, slow, able, is_own, tail, monkeypatch
 ):
     monkeypatch.setattr(dispatch, "SLOW", slow)
-    frontier, known = [World(num_chunks, window, per_node, able=able, is_own=is_own, tail=tail)], set()
+    explore(World(num_chunks, window, per_node, able=able, is_own=is_own, tail=tail), depth)
+
+
+def test_every_history_in_which_the_window_grows_keeps_the_promises():
+    explore(World(4, 1, 2, grows=True), 6)
+
+
+def test_a_wider_window_hands_out_more_at_once_and_a_narrower_one_changes_nothing():
+    machine = Dispatch(10, window=2, per_node=4)
+    assert machine.node_up("a") == [Assign("a", 0), Assign("a", 1)]
+    machine.widen(6)
+    assert machine.node_up("b") == [Assign("b", 2), Assign("b", 3), Assign("a", 4), Assign("b", 5)]
+    machine.widen(1)
+    assert machine.finished("a", 0) == [Keep(0), Deliver(0)]
+    assert machine.taken() == [Assign("a", 6)]
+
+
+def explore(world, depth):
+    """Every history of so many events."""
+    frontier, known = [world], set()
     for _ in range(depth):
         following = []
         for world in frontier:
@@ -244,7 +277,7 @@ def chunks_per_s(speeds, num_chunks=600, per_node=3, change=None, share=0.0, pac
     paces = {} if paces is None else paces
     machine = Dispatch(num_chunks, window=(per_node + 1) * len(speeds) + 1 + more_ahead(share), per_node=per_node,
                        own="own" if share else None, is_own=partial(is_own, share=share), paces=paces)  # fmt: skip
-    queues, ends, now = {node: [] for node in speeds}, {}, 0.0
+    queues, ends, now, rhythm = {node: [] for node in speeds}, {}, 0.0, Rhythm()
 
     def apply(decisions):
         for decision in decisions:
@@ -259,11 +292,18 @@ def chunks_per_s(speeds, num_chunks=600, per_node=3, change=None, share=0.0, pac
     apply(machine.node_up(*speeds))
     while not machine.done:
         node = min(ends, key=ends.get)
+        if ends[node] > now + rhythm.late_after_s:
+            now += rhythm.late_after_s
+            out = sum(len(queue) for name, queue in queues.items() if name != "own")
+            apply(machine.late(rhythm.are_overdue(now, out)))
+            continue
         now = ends.pop(node)
+        rhythm.replied(now, is_own=node == "own")
         chunk = queues[node].pop(0)
         if queues[node]:
             ends[node] = now + 1 / speeds[node]
-        apply(machine.finished(node, chunk))
+        out = sum(len(queue) for name, queue in queues.items() if name != "own")
+        apply(machine.finished(node, chunk, rhythm.are_overdue(now, out)))
         if change is not None and now >= change[0]:
             speeds, change = change[1], None
     paces.update(machine.paces)
@@ -357,10 +397,50 @@ def test_an_own_node_that_is_slower_than_planned_leaves_its_chunks_to_the_others
     assert chunks_per_s({"own": 0.01, "node": 1.0}, share=0.5) >= 0.85
 
 
+@pytest.mark.parametrize("speed", [0.1, 0.01])
+@pytest.mark.parametrize("num_nodes", [1, 3])
+def test_nodes_that_crawl_leave_their_chunks_to_the_own_node(speed, num_nodes):
+    nodes = {f"node-{number}": 1 / num_nodes for number in range(num_nodes)}
+    slow = {"own": 1.0, **{name: speed * rate for name, rate in nodes.items()}}
+    assert chunks_per_s({"own": 1.0, **nodes}, num_chunks=1000, share=0.5, change=(50.0, slow)) >= 0.8
+
+
+def test_a_node_that_lives_and_never_replies_leaves_its_end_to_the_own_node():
+    machine = Dispatch(40, window=8, per_node=2, own="own", is_own=lambda chunk: chunk < 10, tail=(10, 4))
+    given = [each.chunk for each in machine.node_up("node", "own") if each.node == "own"]
+    for _ in range(1000):
+        decisions = machine.finished("own", given.pop(0), overdue=True) if given else machine.late(overdue=True)
+        for decision in decisions:
+            if isinstance(decision, Deliver):
+                decisions += machine.taken()
+        given += [each.chunk for each in decisions if isinstance(each, Assign) and each.node == "own"]
+    assert machine.done
+
+
 def test_what_fails_on_the_own_node_goes_to_another():
     machine = Dispatch(2, window=2, per_node=2, own="own", is_own=lambda chunk: chunk == 1)
     assert machine.node_up("node", "own") == [Assign("node", 0), Assign("own", 1)]
     assert machine.failed("own", 1, "403", counts=False) == [Assign("node", 1)]
+
+
+def test_nodes_are_overdue_when_all_they_have_should_have_come_twice():
+    rhythm = Rhythm()
+    assert not rhythm.are_overdue(1e6, 1), "nothing is known yet: an engine may be loading"
+    for number in range(20):
+        rhythm.replied(10.0 + number, is_own=False)
+        rhythm.replied(10.0 + number / 2, is_own=True)
+    assert not rhythm.are_overdue(29 + 2 * OVERDUE, num_out=2)
+    assert rhythm.are_overdue(29.1 + 2 * OVERDUE, num_out=2)
+    for number in range(20):
+        rhythm.replied(100.0 + 50 * number, is_own=False)
+    assert rhythm.are_overdue(1050.1 + 2 * OVERDUE, num_out=2), "they crawl, and are measured by what they once did"
+
+
+def test_nodes_that_answer_at_once_are_not_overdue_at_once():
+    rhythm = Rhythm()
+    for _ in range(KNOWN):
+        rhythm.replied(5.0, is_own=False)
+    assert not rhythm.are_overdue(5.0 + LATE_S[0], num_out=3)
 
 
 @given(st.integers(2, 10_000), st.floats(1e-4, 100))

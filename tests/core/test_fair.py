@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core.fair import LAG_S, Fair
+from headwater.core.places import Places
 
 TENANTS = st.lists(st.integers(1, 50).map(lambda ms: ms / 100), min_size=1, max_size=5)  # seconds of a task
 
@@ -86,3 +87,21 @@ def test_time_is_given_by_weight(weights, length_ms):
         queue.put(str(place), 0, None, weights[place])
     shares = [each / weight for each, weight in zip(had, weights, strict=True)]
     assert max(shares) - min(shares) <= 2 * length_ms / 1e3 / min(weights)
+
+
+def test_a_place_whose_tasks_never_end_holds_up_no_other():
+    queue = Fair(Places(2, are_several=True))
+    for _ in range(5):
+        queue.put("a", 0, "hangs", place="dead")
+    hanging = [queue.take() for _ in range(2)]
+    assert not queue.may
+    queue.put("a", 0, "read", place="alive")
+    queue.put("b", 0, "read", place="alive")
+    for _ in range(2):
+        assert queue.may
+        turn, task = queue.take()
+        assert task == "read"
+        queue.took(turn, 1.0)
+    assert not queue.may
+    queue.took(hanging[0][0], 1.0)
+    assert queue.may

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from headwater.core.cost import estimate
 from headwater.core.loads import JobSize, Pricing
-from headwater.core.plan import PACE, PLACE, Plan, here_plan, near_plan
+from headwater.core.plan import PACE, Plan, here_plan, near_plan
+from headwater.core.prongs import WRR
 from headwater.core.replan import Replanner, Window, worth_switching
 from headwater.core.rig import Device, Link
 from headwater.core.search import search
@@ -342,10 +343,10 @@ def test_after_a_drop_the_planner_cuts_later_and_the_change_is_worth_it(make):
     assert machine.window(seen) == []
 
 
-def own_run(make, share=0.5, split=PLACE, **options):
+def own_run(make, share=0.5, **how):
     """A plan whose own node is what limits it; and the machine that watches it."""
-    plan = replace(near_plan(make.CUTS[4], prefetch=24), host_share=share, split=split)
-    return Run(make, plan=plan, trainer=Device("t", 1.0), **options)
+    plan = replace(near_plan(make.CUTS[4], prefetch=24), host_share=share, **how)
+    return Run(make, plan=plan, trainer=Device("t", 1.0))
 
 
 def test_an_engine_beside_the_trainer_that_takes_longer_is_a_slow_trainer(make):
@@ -367,9 +368,10 @@ def test_it_may_take_anything_between_its_own_work_and_all_that_its_cores_do(mak
     assert all(run.machine.window(Window(4, 0.9, own_s=own_s)) == [] for _ in range(6))
 
 
+@pytest.mark.parametrize("how", [{"split": PACE}, {"prongs": WRR}])
 @pytest.mark.parametrize("real", [0.25, 0.5, 0.9])
-def test_at_the_pace_of_both_sides_a_trainer_that_does_more_or_less_than_planned_is_not_slow(make, real):
-    run = own_run(make, split=PACE)
+def test_where_timing_decides_a_trainer_that_does_more_or_less_than_planned_is_not_slow(make, real, how):
+    run = own_run(make, **how)
     as_it_is = own_run(make, share=real)
     (_, loop_s), (_, own_s) = as_it_is.machine._loop_s, as_it_is.machine._own_s
     seen = Window(4, 0.0, loop_s=loop_s, own_s=own_s, own_share=real)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from headwater.core import search as module
 from headwater.core.cost import estimate
 from headwater.core.loads import JobSize, Pricing
-from headwater.core.plan import PACE, PLACE, Plan, check, near_plan
+from headwater.core.plan import FILE, PACE, PLACE, Plan, check, near_plan
 from headwater.core.rig import Device, Link
-from headwater.core.search import NOTHING, can_share, choices, pick, placement, search, suited_split, sweep
+from headwater.core.search import NOTHING, can_share, carried, choices, pick, placement, search, suited_split, sweep
 from headwater.core.search import settings as knob_settings
 from headwater.errors import ConfigError, PlanError
 
@@ -230,6 +230,24 @@ def test_a_sweep_prices_every_legal_cut_with_the_same_knobs(make):
     found = sweep(make.CUTS, make.PROFILE, make.rig(), make.JOB, like=like)
     assert [each.plan.cut for each in found] == [0, 1, 2, 3, 4, 5]
     assert {(each.plan.node_batch, each.plan.chunk_rows, each.plan.prefetch) for each in found} == {(8, 24, 5)}
+
+
+def test_a_sweep_has_the_chosen_plans_load_at_its_cut_with_a_share_too(make):
+    best = estimate(replace(near_plan(make.CUTS[4]), host_share=0.25, split=PACE, engine="onnxruntime or auto"),
+                    make.CUTS, make.PROFILE, make.rig(), make.JOB)  # fmt: skip
+    found = sweep(make.CUTS, make.PROFILE, make.rig(), make.JOB, like=best.plan)
+    assert best in found
+
+
+@pytest.mark.parametrize("strategy", ["mte", "wrr"])
+def test_a_ranking_has_the_plans_as_they_are_carried_out(make, strategy):
+    ranking = search(make.CUTS, make.PROFILE, make.rig(100), make.JOB, shared=True, prongs=strategy)
+    ranking = ranking.map(lambda each: carried(each, strategy, FILE))
+    assert {(each.plan.prongs, each.plan.split) for each in ranking.plans} == {(strategy, PLACE)}
+    assert (ranking.nothing.plan.prongs, ranking.pixels.plan.hand_over) == ("ordered", FILE)
+    assert f"({strategy}; times are estimated as for ordered)" in ranking.explain()
+    for each in ranking.plans:
+        check(each.plan, make.CUTS)
 
 
 @pytest.mark.parametrize("flat", [False, True])

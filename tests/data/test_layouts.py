@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from headwater.data.decode import decode
-from headwater.data.layouts import list_samples
+from headwater.data.layouts import list_samples, tars
 from headwater.data.store import open_store
 from headwater.errors import ConfigError, DataError, EmptyDataError, LabelError, StoreError
 
@@ -190,6 +190,16 @@ def test_tars_are_indexed_and_their_samples_are_ranges(tmp_path: Path, make_tar:
     store = open_store(samples.url)
     parts = [bytes(store.read(ref.key, ref.offset, ref.length, ref.etag)) for ref in samples.take(range(3))]
     assert parts == [b"one", b"2", b"seven"]
+
+
+def test_a_large_tar_gives_signs_of_life_while_it_is_indexed(
+    tmp_path: Path, make_tar: MakeTar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tars, "_PAGE", 2)
+    make_tar(tmp_path / "0.tar", {f"{number}.{end}": b"3" for number in range(3) for end in ("jpg", "cls")})
+    seen: list[int] = []
+    assert len(list_samples(str(tmp_path), on_page=seen.append)) == 3
+    assert seen == [1, 2, 3], "an object, then the samples in it"
 
 
 def test_a_long_member_name_and_a_big_member_do_not_confuse_the_index(tmp_path: Path, make_tar: MakeTar) -> None:

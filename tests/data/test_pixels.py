@@ -55,3 +55,25 @@ def test_parts_begin_when_there_is_room_for_their_rows_and_all_come(made):
     assert len(begun) == 4
     assert max(most) <= 2  # the one that was wanted out of turn beside the first
     pixels.close()
+
+
+def test_rows_of_a_store_that_hangs_are_waited_for_as_long_as_anybody_wants_them(made, monkeypatch):
+    monkeypatch.setattr("headwater.data.pixels._LOOK_S", 0.01)
+    extractor, store, pattern, samples = made
+    hangs, asked = threading.Event(), []
+
+    def opened():
+        hangs.wait()
+        return store
+
+    def abandoned():
+        asked.append(True)
+        return len(asked) == 3
+
+    pixels = Pixels(extractor, opened, pattern, abandoned)
+    pixels.fetch(1, 0, tuple(samples.take(range(3))))
+    with pytest.raises(UnreachableError, match="given up"):
+        pixels.take(1)
+    assert len(asked) == 3
+    pixels.close()
+    hangs.set()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headwater.data import store as stores
-from headwater.data.store import Store, full_url, key_fault, open_store, redact, split_url
+from headwater.data.store import Store, full_url, key_fault, open_store, redact, split_url, store_name
 from headwater.errors import BadSampleError, ChangedError, ConfigError, StoreError
 
 
@@ -187,3 +187,11 @@ def test_what_is_mapped_below_one_root_is_not_thereby_allowed_below_another(tmp_
     assert bytes(open_store(str(tmp_path)).map("a/link/secret").view) == b"secret"
     with pytest.raises(BadSampleError, match="leads out of the folder through a link"):
         open_store(str(tmp_path / "a")).map("link/secret")
+
+
+def test_a_store_has_a_name_without_its_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:secret@store:8333/path")
+    assert store_name("s3://key:secret@photos/train?token=secret") == "s3://photos of store:8333"
+    assert store_name("gs://photos/train") == "gs://photos"
+    assert store_name(str(tmp_path)) == "file"

@@ -1,6 +1,9 @@
 """A node that answers with something else than what was asked: found, tried again, and in the end refused."""
 
+import itertools
 import json
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -8,8 +11,10 @@ import pyarrow.flight as flight
 import pytest
 
 from headwater.data import wire
-from headwater.errors import DamagedError, HeadwaterError, NodeError, VersionError
+from headwater.data.samples import Samples
+from headwater.errors import DamagedError, HeadwaterError, NodeError, StoreError, VersionError
 from headwater.node.service import Node
+from headwater.train import client
 
 
 def double(parts):
@@ -147,6 +152,46 @@ def listing(metadata, schema=wire.LISTING_SCHEMA):
 def test_a_listing_that_is_none_is_refused(stream, stub, near, pictures):
     with pytest.raises(DamagedError, match="listing"):
         near(pictures, [stub(HELLO, stream=stream)])
+
+
+def listed(*counts):
+    """A listing that gets no further, sign of life after sign of life."""
+    signs = [wire.listing_progress(count) for count in counts]
+    return lambda: flight.GeneratorStream(wire.LISTING_SCHEMA, iter([*signs, *wire.listing_batches(SAMPLES)]))
+
+
+SAMPLES = Samples.build("file:///x", ["a", "b"], keys=["a/0.jpg", "b/1.jpg"], sizes=[5, 6], etags=["e", "f"],
+                        labels=[0, 1])  # fmt: skip
+
+
+@pytest.fixture
+def minutes(monkeypatch):
+    """A client's clock, a minute later at each look."""
+    clock = itertools.count(0, 60).__next__
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=clock, perf_counter=time.perf_counter))
+
+
+def test_a_listing_that_gets_no_further_is_told_of_and_given_up(stub, minutes, caplog):
+    asked = client.NodeClient(stub(HELLO, stream=listed(*[7] * 20)))
+    with pytest.raises(StoreError, match=r"no further than 7 samples of file:///x for 660 s, .* can it read the data"):
+        asked.list_samples(wire.Listing("file:///x"), patience_s=60)
+    assert "listing file:///x: no further than 7 samples for 120 s" in caplog.text
+    asked.close()
+
+
+def test_a_listing_may_take_any_time_as_long_as_it_gets_further(stub, minutes):
+    asked = client.NodeClient(stub(HELLO, stream=listed(*range(40))))
+    assert len(asked.list_samples(wire.Listing("file:///x"), patience_s=60)) == 2
+    asked.close()
+
+
+def test_a_listing_may_wait_for_a_quota_for_any_time(stub, minutes):
+    empty = pa.RecordBatch.from_pylist([], schema=wire.LISTING_SCHEMA)
+    signs = [(empty, wire.pack_waiting(None, wire.QUOTA))] * 40
+    stream = flight.GeneratorStream(wire.LISTING_SCHEMA, iter([*signs, *wire.listing_batches(SAMPLES)]))
+    asked = client.NodeClient(stub(HELLO, stream=lambda: stream))
+    assert len(asked.list_samples(wire.Listing("file:///x"), patience_s=60)) == 2
+    asked.close()
 
 
 @pytest.mark.parametrize("error", [flight.FlightInternalError("division by zero"), ZeroDivisionError()], ids=repr)

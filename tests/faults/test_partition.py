@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import headwater as hw
+from headwater.core.access import entry_text, token_digest
 from headwater.data.transforms import Resize, ToFloat, Transforms
-from headwater.errors import DamagedError, HeadwaterError, UnreachableError
+from headwater.errors import ConfigError, DamagedError, HeadwaterError, UnreachableError
 
 PIXELS = Transforms([Resize((16, 16)), ToFloat()])
 STEPS = 14
@@ -124,6 +125,21 @@ def test_a_node_that_is_told_to_stop_hands_its_part_to_the_others(norm_model, al
     assert_same(found, alone[0], norm_model, alone[1])
 
 
+def test_a_cut_link_is_not_the_end_of_a_tenant_with_a_single_stream(norm_model, alone, pictures, start_node, tmp_path):
+    """The trainer is back before the node has noticed."""
+    token, file = f"hw_{'a' * 43}", tmp_path / "tokens.toml"
+    file.write_text(entry_text("a", token_digest(token), {"max_chunks": 1}))
+    node = start_node(pictures, options=("--tokens", str(file), "--state", str(tmp_path / "state")))
+
+    def at(step, job):
+        if step == 4:
+            job._replicas.peers[0]._reader.cancel()
+
+    found, job = train(norm_model, pictures, [node.address], at, token=token)
+    assert job._replicas.rejoined == 1
+    assert_same(found, alone[0], norm_model, alone[1])
+
+
 @pytest.fixture(scope="module")
 def node(pictures, start_node_once):
     """One that several tests share, and nobody kills."""
@@ -176,6 +192,18 @@ def test_a_bad_picture_stops_the_run_with_its_name(norm_model, tmp_path, start_n
     node = start_node(tmp_path)
     with pytest.raises(HeadwaterError, match=r"a/bad\.jpg"):
         train(norm_model, tmp_path, [node.address])
+
+
+@pytest.mark.parametrize("content", [b"torn", b"", [1, 2], {"model": {}, "job": 5, "random": 5}], ids=repr)
+def test_a_file_that_is_no_run_is_a_plain_error(content, norm_model, pictures, node, tmp_path):
+    path = tmp_path / "run.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    options = {"transforms": PIXELS, "nodes": [node.address], "batch_size": 8, "cut": "2", "seed": 1}
+    with hw.partition(norm_model, pictures, **options) as job, pytest.raises(ConfigError, match=r"run\.pt|format"):
+        job.load(path)
 
 
 def test_a_run_goes_on_from_a_file_at_another_cut(norm_model, alone, pictures, node, tmp_path):

@@ -15,7 +15,9 @@ from headwater.errors import DamagedError
 
 CORPUS = Path(__file__).with_name("corpus")
 FOUND = sorted(path.relative_to(CORPUS) for path in CORPUS.rglob("*") if path.is_file())
-SLOW = {"onnxruntime": 50, "openvino": 5, "cache": 20, "request": 50, "manifest": 50, "index": 50}
+SLOW = {"onnxruntime": 50, "openvino": 5, "cache": 20, "request": 50, "manifest": 50, "index": 50, "session": 40,
+        "steps": 50, "table": 40, "table-files": 40, "table-answers": 60, "shown": 50, "checkpoint": 50, "web": 80,
+        "ui": 80, "packets": 80}  # fmt: skip
 MANY = 200
 
 

@@ -68,6 +68,14 @@ def chunk_of_same(chunk, etags):
     return replace(chunk, samples=tuple(ref if etags else replace(ref, etag="") for ref in chunk.samples))
 
 
+def test_a_sample_larger_than_its_ticket_says_is_not_read(extractor, copies, chunk_of):
+    chunk = chunk_of_same(chunk_of(folder=copies), etags=False)
+    assert rows_of(extractor, chunk)[0] == [0, 1, 2]
+    small = replace(chunk, samples=tuple(replace(ref, size=ref.size - 1) for ref in chunk.samples))
+    with pytest.raises(ChangedError, match=r"has changed since it was listed: has [\d,]+ bytes, listed with [\d,]+;"):
+        rows_of(extractor, small)
+
+
 def test_groups_without_a_good_sample_hold_no_buffer(extractor, copies, chunk_of):
     for path in copies.rglob("*.jpg"):
         path.write_bytes(b"broken")

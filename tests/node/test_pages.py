@@ -26,12 +26,12 @@ class Asking:
     """Pages of a node that is not there."""
 
     def __init__(self, *grants):
-        self.is_ready = True
+        self.fault = ""
         self.free = threading.Event()
         self.free.set()
         self.samples = [Sample("headwater_rows_sent_total", 5.0, (tenant,)) for tenant in ("mine", "others")]
         tokens = (lambda: grants) if grants else None
-        self.pages = Pages(listen_http("127.0.0.1:0"), self.look, lambda: self.is_ready, tokens)
+        self.pages = Pages(listen_http("127.0.0.1:0"), self.look, lambda: self.fault, tokens)
 
     def look(self, num_turned_away):
         self.free.wait(30)
@@ -75,7 +75,7 @@ def test_every_page_says_what_it_is_for(asking):
     assert asking.get("/readyz?verbose") == (200, "ready\n")
     assert asking.get("/metrics") == (200, "headwater_http_turned_away_total 0")
     assert asking.get("/metrics", "HEAD") == (200, "")
-    asking.is_ready = False
+    asking.fault = "draining"
     assert asking.get("/readyz") == (503, "draining\n")
     assert asking.get("/healthz") == (200, "ok\n")
 

@@ -8,7 +8,8 @@ import pytest
 
 from headwater.core.access import Grant, Quota, entry_text, token_digest
 from headwater.core.fair import Fair
-from headwater.errors import RefusedError
+from headwater.data import wire
+from headwater.errors import RefusedError, UnreachableError
 from headwater.node import quotas
 from headwater.node.quotas import Quotas
 from headwater.node.service import Node
@@ -55,7 +56,9 @@ def test_who_waits_gets_signs_of_life_and_another_tenant_does_not_wait(tmp_path,
     first = held.stream(grant(max_chunks=1), SCHEMA, iter(["first"]), lambda: False, 8)
     assert next(first) == "first"
     second = held.stream(grant(max_chunks=1), SCHEMA, iter(["second"]), lambda: False, 8)
-    assert [next(second)[0].num_rows for _ in range(3)] == [0, 0, 0]
+    signs = [next(second) for _ in range(3)]
+    assert [sign[0].num_rows for sign in signs] == [0, 0, 0]
+    assert {wire.unpack_waiting(sign[1]) for sign in signs} == {wire.Waiting(wire.QUOTA)}
     assert list(held.stream(grant("b", max_chunks=1), SCHEMA, iter(["other"]), lambda: False, 8)) == ["other"]
     first.close()
     assert list(second)[-1] == "second"
@@ -139,12 +142,41 @@ def test_a_tenant_sees_its_own_prefixes_alone(tenants, build, chunk_of, tmp_path
     assert tenants["b"].hello()["prefixes"] == []
 
 
+def test_a_trainer_that_waits_for_its_quota_knows_and_says_so_once(tenants, chunk_of, never, monkeypatch, caplog):
+    free, enter = threading.Event(), Quotas._enter
+    monkeypatch.setattr(Quotas, "_enter", lambda held, grant: free.wait(0.01) and enter(held, grant))
+    for _ in range(2):
+        free.clear()
+        chunk, found = chunk_of(), []
+        asking = threading.Thread(target=lambda chunk=chunk, found=found: found.append(tenants["a"].rows(chunk, never)))
+        asking.start()
+        while not (heard := tenants["a"].heard(chunk)) or heard.waits_for != wire.QUOTA:
+            asking.join(0.01)
+            assert asking.is_alive()
+        free.set()
+        asking.join(60)
+        assert found[0].good.all()
+    assert caplog.text.count("waiting for the quota of this token there") == 1
+    assert len(tenants["a"].list_samples(wire.Listing(chunk.extraction.url))) == 50
+
+
+def test_prefixes_that_are_only_named_are_not_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr(quotas, "MAX_USED", 3)
+    held, here = Quotas(tmp_path), [f"{number:064}" for number in range(5)]
+    for digest in here:
+        (tmp_path / f"{digest}.onnx").touch()
+    for digest in [*here, *(f"{number:064}" for number in range(1000, 2000))]:
+        held.uses(grant(), digest)
+    assert [each["digest"] for each in held.shown(grant(), [{"digest": each} for each in here])] == here[-3:]
+    assert len(held._used["a"]) == 3
+
+
 def test_a_tokens_weight_is_that_of_its_jobs(tenants, chunk_of, never, monkeypatch):
     seen, put = {}, Fair.put
 
-    def noted(self, tenant, urgency, task, weight=1.0):
+    def noted(self, tenant, urgency, task, weight=1.0, *place):
         seen[tenant.partition("/")[0]] = weight
-        put(self, tenant, urgency, task, weight)
+        put(self, tenant, urgency, task, weight, *place)
 
     monkeypatch.setattr(Fair, "put", noted)
     for name in "ab":
@@ -161,3 +193,25 @@ def test_uploads_under_way_together_have_a_limit(tmp_path, monkeypatch):
         next(held.pieces(allowed, iter([b"x" * 9]), 100))
     assert list(first) == []
     assert next(held.pieces(allowed, iter([b"x" * 9]), 100))
+
+
+def test_a_session_waits_for_its_turn_like_any_stream(tmp_path, monkeypatch):
+    monkeypatch.setattr(quotas, "_POLL_S", 0.01)
+    held, few, waited = Quotas(tmp_path), grant(max_chunks=1), []
+    first = held.stream(few, SCHEMA, iter(["first"]), lambda: False, 1)
+    next(first)
+
+    def waits():
+        waited.append(True)
+        if len(waited) == 3:
+            first.close()
+
+    def gives_up():
+        raise UnreachableError
+
+    with held.session(few, waits):
+        assert len(waited) == 3
+        with pytest.raises(UnreachableError), held.session(few, gives_up):
+            pass
+    with held.session(few, gives_up):  # who gave up has left nothing behind
+        pass

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -10,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwater import errors
+from headwater.core.plan import LIMITS
+from headwater.core.unpacked import most_values
 from headwater.data import wire
 from headwater.data.wire import Listing
 from headwater.errors import ConfigError, HeadwaterError, RefusedError, TransformError
@@ -23,6 +26,7 @@ BROKEN = {
     "a list": b"[]",
     "a number": b"1e999",
     "deep": b"[" * 200_000,
+    "many values": b"[" + b"[]," * 5_000_000 + b"[]]",
     "long number": b"9" * 100_000,
     "unknown kind": json.dumps({**OK, "kind": "shell"}).encode(),
     "other protocol": json.dumps({**OK, "protocol": 99}).encode(),
@@ -195,3 +199,13 @@ def test_an_error_with_a_very_long_text_still_arrives(client, pictures):
     name = "ä" * 20_000
     with pytest.raises(RefusedError, match=r"(?s)ä … .*headwater serve"):
         client.list_samples(Listing(f"s3://{name}"))
+
+
+def test_a_request_for_the_largest_chunk_has_no_more_values_than_may_be_and_others_are_not_read(monkeypatch, chunk_of):
+    chunk = chunk_of()
+    more = replace(chunk, samples=(*chunk.samples, replace(chunk.samples[0], id=len(chunk.samples))))
+    a_sample = most_values(more.dumps()) - most_values(chunk.dumps())
+    assert LIMITS["chunk_rows"][1] * a_sample + 100_000 < wire.MAX_REQUEST_VALUES
+    monkeypatch.setattr(wire.json, "loads", lambda text: pytest.fail("it was read"))
+    with pytest.raises(ConfigError, match="lower chunk_rows"):
+        wire.loads(b"[]," * wire.MAX_REQUEST_VALUES)

@@ -1,7 +1,10 @@
 """A part of a table on a node's disk: whole after every kind of ending, small while untouched, and not to be misled."""
 
+import errno
+import json
 import os
 import shutil
+import struct
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +17,9 @@ from headwater.core.bags import Bags
 from headwater.core.form import to_json
 from headwater.core.table import TableSpec, initial
 from headwater.data.tablewire import bags_arrays, pack, unpack
-from headwater.errors import ConfigError, HeadwaterError, RefusedError
+from headwater.data.wire import PROTOCOL
+from headwater.errors import ConfigError, DamagedError, HeadwaterError, RefusedError
+from headwater.node import steplog
 from headwater.node.part import Part
 from headwater.node.tables import Tables
 
@@ -367,9 +372,158 @@ def test_steps_that_are_never_settled_do_not_fill_the_disk(tmp_path, monkeypatch
     part.close()
 
 
+ODD = {
+    "places beside it": ({}, {"places": np.arange(2)}),
+    "as many arrays as there may be": ({}, {f"more{number}": np.arange(1) for number in range(7)}),
+    "words that take more room as JSON": ({"more": "\u20ac" * 10_000}, {}),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_whatever_a_step_has_beside_it_can_be_read_again(tmp_path, odd):
+    """It names bags that were staged, so that it is written anew for the log."""
+    part = made(tmp_path / "part")
+    part.stage("a", 7, Bags(np.array([1, 5, 5]), np.array([2, 1])))
+    header, arrays = ODD[odd]
+    said = {"protocol": PROTOCOL, "what": "step", "version": 1, "settled": 0, "number": 7, "lr": 0.1, **header}
+    arrays = {"grads": np.ones((2, 4)), **arrays}
+    said["arrays"] = [[name, each.dtype.name, list(each.shape)] for name, each in arrays.items()]
+    head = json.dumps(said, ensure_ascii=False).encode()
+    part.step("a", struct.pack("<I", len(head)) + head + b"".join(each.tobytes() for each in arrays.values()))
+    after = everything(part)
+    part.close()
+    again = Part(tmp_path / "part", CACHE)
+    assert again.once.version == 1
+    np.testing.assert_array_equal(everything(again), after)
+    again.close()
+
+
+def test_a_step_that_is_too_long_with_its_bags_is_refused_before_it_is_done(tmp_path, monkeypatch):
+    part = made(tmp_path / "part")
+    part.stage("a", 7, Bags(np.arange(200), np.ones(200, int)))
+    header = {"what": "step", "version": 1, "settled": 0, "number": 7, "lr": 0.1}
+    message = pack(header, {"grads": np.ones((200, 4))})
+    monkeypatch.setattr("headwater.data.tablewire.MAX_MESSAGE_BYTES", len(message) + 100)
+    with pytest.raises(ConfigError, match="with its bags"):
+        part.step("a", message)
+    assert (part.once.version, part.log.num_bytes) == (0, 0)
+    part.close()
+
+
+def test_a_part_that_can_not_be_opened_leaves_no_file_open(tmp_path):
+    part = made(tmp_path / "part")
+    part.step("a", step(1))
+    part.settle("a")
+    part.close()
+    (tmp_path / "part" / "journal").write_bytes(b"short")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(DamagedError, match="journal is damaged"):
+            Part(tmp_path / "part", CACHE)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_table_that_is_too_large_leaves_nothing_behind(tmp_path):
     tables = Tables(tmp_path, 2**60, 10**8)
     with pytest.raises(RefusedError, match="more nodes"):
         call(tables, opening(TableSpec(2**33, 4)))
     call(tables, opening())
     tables.close()
+
+
+@pytest.fixture
+def fail_once(monkeypatch):
+    """fail_once(): the next sync of data fails as Linux tells of it: once, and then all is well."""
+    real, left = os.fdatasync, []
+
+    def sync(file):
+        if left:
+            left.pop()
+            raise OSError(errno.EIO, "Input/output error")
+        real(file)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    return lambda: left.append(True)
+
+
+def test_what_the_disk_failed_to_keep_is_never_confirmed_nor_what_comes_behind_it(tmp_path, versions, fail_once):
+    part = made(tmp_path / "part")
+    part.step("a", step(1))
+    part.sync()
+    part.step("a", step(2))
+    fail_once()
+    for _ in range(2):  # the second time the kernel would say that all is well
+        with pytest.raises(RefusedError, match=r"failed to keep the last one \(Input/output error\), which is not"):
+            part.sync()
+    for late in (lambda: part.step("a", step(3)), lambda: part.settle("a"), lambda: part.back("a", 1)):
+        with pytest.raises(RefusedError, match="open the table again"):
+            late()
+    part.step("a", step(2))  # said twice: it has been done, and can't be confirmed
+    with pytest.raises(RefusedError, match="look at that disk"):
+        part.sync()
+    part.close()
+    again = Part(tmp_path / "part", CACHE)
+    assert again.once.version == 1
+    for version in (2, 3):
+        again.step("a", step(version))
+        again.sync()
+    np.testing.assert_array_equal(everything(again), versions[3])
+    again.close()
+
+
+def test_a_trainer_that_opens_a_table_again_goes_on_from_what_its_disk_has_kept(tmp_path, fail_once):
+    tables, header = Tables(tmp_path, 10**9, 10**8), {"what": "step", "settled": 0, "number": 1, "lr": 0.1}
+    arrays = {"ids": np.array([1]), "lengths": np.array([1]), "grads": np.ones((1, 4))}
+    call(tables, opening())
+    call(tables, {**header, "version": 1}, arrays)
+    fail_once()
+    with pytest.raises(RefusedError, match="failed to keep"):
+        call(tables, {**header, "version": 2}, arrays)
+    assert call(tables, opening())[0][0]["version"] == 1
+    call(tables, {**header, "version": 2}, arrays)
+    assert call(tables, {"what": "about"})[0][0]["version"] == 2
+    tables.close()
+
+
+def test_a_step_that_a_killed_node_did_not_sync_is_synced_before_it_is_confirmed(tmp_path, monkeypatch):
+    part = made(tmp_path / "part")
+    part.step("a", step(1))
+    left = tmp_path / "left"
+    shutil.copytree(tmp_path / "part", left)  # a kill
+    part.close()
+    synced, real = [], os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), real(file)))
+    again = Part(left, CACHE)
+    again.step("a", step(1))  # the trainer, which was not answered, says it again
+    again.sync()
+    assert str(left / "log") in synced
+    again.close()
+
+
+def test_a_new_log_is_in_its_folder_before_a_step_is_taken_into_it(tmp_path, monkeypatch):
+    part, done = made(tmp_path / "part"), []
+    part.step("a", step(1))
+    real = steplog.sync_folder
+    monkeypatch.setattr(steplog, "sync_folder", lambda folder: (done.append(sorted(folder.glob("log*"))), real(folder)))
+    part.log.turn()
+    assert done == [[tmp_path / "part" / "log", tmp_path / "part" / "log.old"]]
+    part.close()
+
+
+def test_a_log_that_can_not_be_turned_goes_on_as_it_was(tmp_path, versions, monkeypatch):
+    part = made(tmp_path / "part")
+    part.step("a", step(1))
+
+    def full(folder):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(steplog, "sync_folder", full)
+    with pytest.raises(RefusedError, match="No space left"):
+        part.settle("a")
+    monkeypatch.undo()
+    part.step("a", step(2))
+    part.sync()
+    part.close()
+    again = Part(tmp_path / "part", CACHE)
+    np.testing.assert_array_equal(everything(again), versions[2])
+    again.close()

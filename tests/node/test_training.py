@@ -16,6 +16,7 @@ from headwater.data.parcel import TRAINING, Parcel, checksum, pack_rows, unpack_
 from headwater.data.transforms import Resize, ToFloat, Tokenize, Transforms
 from headwater.errors import ConfigError, DamagedError, HeadwaterError, RefusedError
 from headwater.node import exchange
+from headwater.node.training.build import footprint
 from headwater.train.peer import Peer
 
 PIXELS = Transforms([Resize((8, 8)), ToFloat()])
@@ -93,11 +94,56 @@ def test_a_session_trains_and_gives_gradients(open_session, pictures):
                 Call("aten.repeat.default", (Value(1), [2000, 1, 1]), {}),
                 Call("aten.split.Tensor", (Value(2), 1), {})]}, "pieces"),
     ({"weight": TensorSpec("weight", (2**31 - 1,) * 4, "float32")}, "no memory holds"),
+    ({"calls": [Call("aten.repeat.default", (Value(0), [1, 1, 1, 512]), {}),
+                *[Call("aten.unbind.int", (Value(1), 3), {})] * 25]}, "tensors"),
 ])  # fmt: skip
 def test_a_prefix_that_can_not_run_is_refused_before_it_takes_memory(changes, match, open_session):
     _, hear = open_session(graph(**changes))
     with pytest.raises(HeadwaterError, match=match):
         hear()
+
+
+SEEN = [Call("aten.mul.Tensor", (Value(0), Weight("weight")), {}), Call("aten.sym_size.int", (Value(1), 0), {}),
+        Call("py.sub", (8, Value(2)), {}), Call("py.mul", (Value(3), 10**6), {}), Call("py.add", (Value(4), 1), {}),
+        Call("aten.repeat.default", (Weight("weight"), [Value(5)]), {})]  # fmt: skip
+
+
+def told(prefix, end, open_session, pictures):
+    """What a session says of a step with a batch of four."""
+    peer, hear = open_session(PrefixGraph((X,), tuple(prefix), {"weight": TensorSpec("weight", (1,), "float32")},
+                                          frozenset({"weight"}), (End("end", len(prefix), (end,), (X,)),)))  # fmt: skip
+    refs = [ref.to_json() for ref in list_samples(str(pictures)).take(range(4))]
+    peer.send("weights", {"version": 0, "base": -1}, {"weight": np.ones(1, np.float32)})
+    peer.send("commit", {"version": 0})
+    peer.send("fetch", {"key": 1, "epoch": 0, "samples": refs})
+    peer.send("forward", {"step": 1, "micro": 0, "key": 1, "version": 0, "alone": True})
+    peer.send("backward", {"step": 1, "micro": 0}, {"0": np.ones((4, *X.shape), np.float32)})
+    peer.send("collect", {"step": 1})
+    return [hear().kind for _ in range(4)]
+
+
+def test_a_prefix_that_makes_more_of_fewer_rows_is_refused(open_session, pictures):
+    with pytest.raises(ConfigError, match="more for fewer"):
+        told(SEEN, 1, open_session, pictures)
+
+
+def test_a_value_that_was_overwritten_before_its_gradient_is_a_plain_error(open_session, pictures):
+    calls = [SEEN[0], Call("aten.sigmoid.default", (Value(1),), {}), Call("aten.mul_.Tensor", (Value(2), 2.0), {})]
+    with pytest.raises(ConfigError, match="no gradients"):
+        told(calls, 2, open_session, pictures)
+
+
+def test_a_view_that_repeats_itself_counts_for_as_large_as_it_looks():
+    calls = (Call("aten.expand.default", (Weight("weight"), [2**40]), {}),)
+    found = PrefixGraph((X,), calls, {"weight": TensorSpec("weight", (1,), "float32")}, frozenset(),
+                        (End("end", 1, (0,), (X,)),))  # fmt: skip
+    assert footprint(found, found.ends[0], 2)[1] >= 2**42
+
+
+def test_a_node_whose_answer_nobody_foresaw_is_lost_and_the_trainer_does_not_wait(client):
+    found = client.in_words(OverflowError("of a node"))
+    assert isinstance(found, DamagedError)
+    assert "can't be read" in str(found)
 
 
 def test_every_end_that_is_measured_has_to_fit_the_memory(open_session):
@@ -240,8 +286,15 @@ def test_a_parcel_survives_the_wire():
 ])  # fmt: skip
 def test_a_parcel_that_is_not_what_it_says_is_refused(said):
     batch, _ = Parcel("a", {}, {"a": np.zeros(2, np.float32)}).to_batch()
-    with pytest.raises((DamagedError, ConfigError)):
+    with pytest.raises(DamagedError):
         Parcel.from_batch(batch, said)
+
+
+def test_beside_a_size_of_zero_the_others_are_looked_at_too():
+    batch, _ = Parcel("a", {}, {"a": np.zeros(0, np.float32)}).to_batch()
+    said = {"kind": "a", "about": {}, "arrays": [{"name": "a", "shape": [0, *[2**31 - 1] * 3], "dtype": "float32"}]}
+    with pytest.raises(DamagedError, match="no array has"):
+        Parcel.from_batch(batch, json.dumps(said).encode())
 
 
 def test_a_message_too_large_for_the_wire_says_what_to_do():
@@ -271,6 +324,20 @@ class Talker:
         pass
 
 
+def test_a_call_ends_however_much_comes_that_is_damaged():
+    batch, words = Parcel("fetch").to_batch()
+    good, bad = (SimpleNamespace(data=batch, app_metadata=pa.py_buffer(each)) for each in (words, b"no words"))
+    talker = Talker()
+    coming = iter([good, bad, bad, *[good] * (2 * exchange.MAX_PENDING)])
+    talker.read_chunk = lambda: next(coming)
+
+    def work(call):
+        raise RefusedError("no")
+
+    exchange.Exchange(talker, talker, lambda: False).carry(work)
+    assert next(coming, None) is None
+
+
 def test_who_talks_faster_than_is_listened_to_is_held_back(monkeypatch):
     monkeypatch.setattr(exchange, "MAX_PENDING_BYTES", 50_000)
     talker, heard = Talker(), []
@@ -284,3 +351,22 @@ def test_who_talks_faster_than_is_listened_to_is_held_back(monkeypatch):
 
     exchange.Exchange(talker, talker, lambda: False).carry(work)
     assert heard[-1] <= 20 + 50_000 // 8000 + 1
+
+
+def test_nothing_is_read_before_the_session_is_let_in():
+    talker, let_in, looked, seen = Talker(), threading.Event(), [], []
+
+    def is_cancelled():  # whoever does not read looks now and then whether it is worth waiting
+        looked.append(True)
+        if len(looked) == 2:
+            let_in.set()
+        return False
+
+    def work(call):
+        let_in.wait()
+        seen.append(talker.num_read)
+        call.take()
+        talker.ended.set()
+
+    exchange.Exchange(talker, talker, lambda: False, is_cancelled).carry(work)
+    assert seen == [0]

@@ -1,5 +1,6 @@
 """A prefix is uploaded once, kept by digest, and never run unless it is a self-contained ONNX model."""
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -209,6 +210,19 @@ def test_chunks_that_are_refused_together_send_the_prefix_once(build, client, ch
 def test_a_prefix_whose_own_file_is_gone_is_not_the_nodes_fault(client, tmp_path):
     with pytest.raises(ConfigError, match="start the job again"):
         client.upload("0" * 64, tmp_path / "gone.onnx")
+
+
+def test_a_trainer_that_hangs_up_is_not_a_full_disk(tmp_path, build):
+    held, model = prefixes.Prefixes(tmp_path, 1 << 30, try_out=lambda path: None), build.model()
+
+    @contextlib.contextmanager
+    def room(num_bytes):
+        raise BrokenPipeError("the trainer has hung up")
+        yield
+
+    with pytest.raises(BrokenPipeError):
+        held.put(hashlib.sha256(model).hexdigest(), [model], room)
+    assert not any(tmp_path.iterdir())
 
 
 def test_an_upload_that_waits_for_its_turn_gives_signs_of_life(tmp_path, build, monkeypatch):

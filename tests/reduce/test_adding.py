@@ -17,6 +17,7 @@ from tests.reduce.processes import KEY, results
 from headwater.errors import AggregatorGoneError, ConfigError, JoinRefusedError, ReduceError, WorkerGoneError
 from headwater.reduce import Reducer
 from headwater.reduce.connection import BLOCK_HEAD
+from headwater.reduce.control import proof
 from headwater.reduce.joining import Ticket, connect
 
 ARRAYS = [[1, "float32"], [300_000, "float32"], [70_001, "float64"], [25_000, "float16"], [0, "float32"],
@@ -359,6 +360,25 @@ def test_a_rank_that_is_there_already_is_refused(shared, pair):
     pair(job="taken")
     with pytest.raises(JoinRefusedError, match="has a worker 0 already"):
         Reducer(shared, rank=0, num_workers=2, key=KEY, job="taken")
+
+
+def test_a_rank_beyond_those_of_a_job_that_runs_is_refused(shared, pair):
+    pair(job="two")
+    with pytest.raises(JoinRefusedError, match="runs with 2 workers, and this one says that it is number 5 of 9"):
+        Reducer(shared, rank=5, num_workers=9, key=KEY, job="two")
+
+
+def test_who_says_goodbye_and_joins_behind_it_takes_nobodys_place(shared, pair):
+    host, port = shared.split(":")
+    with socket.create_connection((host, int(port))) as sock:
+        hello = json.loads(sock.makefile().readline())
+        facts = {"nonce": "n", "join": "left", "session": "", "rank": 0, "workers": 2, "weight": 1, "lane": "tcp",
+                 "port": 0}  # fmt: skip
+        said = {**facts, "proof": proof(KEY.encode(), "join", hello["nonce"], *facts.values())}
+        sock.sendall(json.dumps({"leave": "done"}).encode() + b"\n" + json.dumps(said).encode() + b"\n")
+        assert sock.recv(1) == b""
+    two = pair(job="left")
+    assert all((each == 2).all() for each in two.both(lambda _, reducer: reducer.all_reduce(np.ones(3, np.float32))))
 
 
 def test_nobody_there_is_said_with_a_command():

@@ -79,6 +79,11 @@ def test_a_file_that_is_not_there_or_no_toml(tmp_path):
     assert "not TOML" in faults[1]
 
 
+def test_no_more_machines_are_named_than_memory_holds():
+    (fault,) = faults_of(GOOD.replace("count = 3", "count = 1000000"))
+    assert "1,000,001 machines" in fault
+
+
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

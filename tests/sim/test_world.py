@@ -162,3 +162,12 @@ def test_a_trainer_with_many_nodes_uses_its_part_of_them(sim):
     outcome = sim.play(sim.near(5), file)
     assert outcome.num_samples == 960
     assert outcome.busy["node cores"][1] < 1.5 * outcome.busy["node cores"][0]
+
+
+def test_a_tail_under_mte_takes_no_more_than_half_of_the_memory_that_is_free(sim):
+    costs = sim.replace(sim.PROFILE.trainer, base_bytes=8 * 10**8)
+    file = sim.rig(10_000, num_samples=4000, trainer={"memory_bytes": 10**9})
+    plan = sim.near(0, host_share=0.25, prongs="mte")
+    outcome = sim.play(plan, file, sim.replace(sim.PROFILE, trainer=costs))
+    assert outcome.is_complete
+    assert 8.9 * 10**8 < max(outcome.memory_bytes.values()) < 10**9

@@ -125,6 +125,15 @@ def test_a_row_that_is_not_there_is_a_bad_sample(tmp_path):
         read_sample(open_store(samples.url), replace(samples.take([0])[0], offset=99))
 
 
+def test_a_text_longer_than_its_ticket_says_is_not_handed_on(tmp_path):
+    from dataclasses import replace
+
+    samples = list_samples(str(write(tmp_path, "jsonl")), "text")
+    ref = samples.take([0])[0]
+    with pytest.raises(ChangedError, match=f"has {ref.length} bytes, listed with {ref.length - 1}"):
+        read_sample(open_store(samples.url), replace(ref, length=ref.length - 1))
+
+
 def test_columns_in_memory_stay_within_their_limit(tmp_path):
     texts = textfile.Texts(max_bytes=1)
     samples = [list_samples(str(write(tmp_path, "jsonl", name=name)), "text") for name in "ab"]

@@ -26,6 +26,40 @@ def test_ids_and_mask_are_those_of_the_library_cut_off_and_filled_up(tokenizer):
         assert found.dtype == np.int64
 
 
+@pytest.mark.parametrize("kind", ["TemplateProcessing", "BertProcessing", "RobertaProcessing", "ByteLevel", "Sequence"])
+def test_texts_of_any_length_are_cut_off_as_the_library_does_it(kind):
+    from tokenizers import Tokenizer
+
+    ends = {"sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    roberta = {"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": False}
+    template = json.loads(wordpiece())["post_processor"]
+    steps = {"TemplateProcessing": template, "BertProcessing": {"type": "BertProcessing", **ends},
+             "RobertaProcessing": roberta, "ByteLevel": level,
+             "Sequence": {"type": "Sequence", "processors": [level, template]}}  # fmt: skip
+    data = wordpiece(post_processor=steps[kind])
+    found = tokenizerfile._load(tokenizerfile.check(data))
+    for length in (3, 4, 7, 50):
+        wanted = Tokenizer.from_str(data.decode())
+        wanted.enable_truncation(length)
+        for text in ("", "good", "the film was not very good, i liked it", "ünknown 🙂 " * 9):
+            assert tokenizerfile.ids_of(found, text, length) == wanted.encode(text).ids
+
+
+def test_one_that_is_held_stays_loaded_and_others_within_their_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizerfile, "_folders", [tmp_path])
+    monkeypatch.setattr(tokenizerfile, "KEPT", tokenizerfile.Kept(1, at_least=0))
+    first, second = (tokenizerfile.keep(wordpiece([word]), tmp_path) for word in ("held", "not"))
+    before = tokenizerfile.needs_bytes(first)
+    held = tokenizerfile.load(first, 8)
+    tokenizerfile.load(second, 8)
+    assert tokenizerfile.load(first, 99) is held, "one for all lengths"
+    assert tokenizerfile.needs_bytes(first) == held.num_bytes < before
+    assert tokenizerfile.KEPT.get(second) is None
+    del held
+    assert tokenizerfile.KEPT.get(first) is None
+
+
 def test_without_a_mask_ids_are_the_only_input(tokenizer):
     chain = Transforms([Tokenize.of(tokenizer, 8, mask=False)])
     assert chain.output_spec.shape == (8,)
@@ -69,7 +103,11 @@ def doubling(times):
 
 BPE = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
 
+TWICE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2, "pair": [],
+         "special_tokens": {}}  # fmt: skip
+
 WRONG = {
+    "the text more than once": wordpiece(post_processor=TWICE),
     "times as long": doubling(40),
     "an empty pattern": wordpiece(normalizer={"type": "Replace", "pattern": {"String": ""}, "content": "x" * 100}),
     "a pattern of nothing": wordpiece(normalizer={"type": "Replace", "pattern": [{}], "content": ""}),
@@ -77,6 +115,8 @@ WRONG = {
     "draws at random": wordpiece(model={**BPE, "dropout": 0.5}),
     "long affix": wordpiece(model={**BPE, "continuing_subword_prefix": "#" * 1000}),
     "long word": wordpiece(model={"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0], ["a" * 5000, -1.0]]}),
+    "Unigram takes": wordpiece(model={"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0]] + [
+        [f"{number}{chr(97 + number) * 250}", -1.0] for number in range(20)]}),
     "not JSON": b"{",
     "no model": b"{}",
     "not an object": b"[]",

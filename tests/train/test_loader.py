@@ -23,6 +23,10 @@ def listing(num_samples):
                          etags=[""] * num_samples, labels=labels)  # fmt: skip
 
 
+def first_tensors(parts, ids):
+    return [row for part in parts for row in part[0].tolist()]
+
+
 class Source:
     """Replies whose one tensor is the sample's id; `bad` samples have no row. `plans` says how many rows a chunk has
     under each plan; the next takes over after as many chunks as `switches` says."""
@@ -33,6 +37,9 @@ class Source:
 
     prongs = ("ordered", 0.0)
 
+    def finished(self, start, end):
+        pass
+
     def stepped(self, start, end):
         pass
 
@@ -42,7 +49,7 @@ class Source:
     def open_any(self, epoch, batches):
         """The last first, as a storage side that is faster than the trainer would have it."""
         self.asked.append([ids.tolist() for ids in batches])
-        version, finish = self.version, lambda tensors, ids: tensors[0].tolist()
+        version, finish = self.version, first_tensors
         return Opened(version, self.any_replies(version, batches), finish)
 
     def any_replies(self, version, batches):
@@ -55,8 +62,7 @@ class Source:
     def open(self, epoch, ids, head=None, is_whole=False):
         self.asked.append(ids.tolist())
         version = self.version
-        finish = lambda tensors, ids: tensors[0].tolist()  # noqa: E731
-        return Opened(version, self.replies(version, ids, self.plans[version]), finish)
+        return Opened(version, self.replies(version, ids, self.plans[version]), first_tensors)
 
     def replies(self, version, ids, rows):
         for start in range(0, len(ids), rows):

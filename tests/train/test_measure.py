@@ -13,11 +13,12 @@ from torch import nn
 import headwater as hw
 from headwater.core.cut import legal_cuts
 from headwater.core.loads import JobSize
-from headwater.core.profile import Profile, profile_faults
+from headwater.core.plan import near_plan
+from headwater.core.profile import NodeCosts, Profile, profile_faults
 from headwater.core.search import search
 from headwater.data.layouts import list_samples
 from headwater.data.transforms import CenterCrop, Normalize, Resize, ToFloat, Transforms
-from headwater.errors import NodeError, StoreError, UnreachableError
+from headwater.errors import NodeError, PlanError, StoreError, UnreachableError
 from headwater.model.capture import capture
 from headwater.model.cuts import cuts
 from headwater.model.places import kernel_places, place_seconds, time_places
@@ -325,3 +326,58 @@ def test_a_profile_without_it_gets_it_and_a_node_that_cant_be_started_is_no_reas
     assert found.own is not None
     found.own.close()
     assert found.profile.trainer.engine_ratio is not None
+
+
+def test_a_profile_is_of_what_learns_behind_the_cuts(job):
+    captured, all_cuts, samples, client = job
+
+    def key():
+        return measure_module._key(captured, all_cuts, TRANSFORMS, samples, [client.hello()], 8, "fp32", reads=True)
+
+    first = key()
+    captured.model[1][2].bias.requires_grad_(False)
+    assert key().model != first.model
+    captured.model[1][2].bias.requires_grad_(True)
+    assert key() == first
+
+
+def test_reads_that_cost_something_else_by_now_are_priced_as_they_are():
+    node = NodeCosts(6e-3, 4e-3, {"fp32": (0.0,)}, read_wait_s=20e-3, lone_read_s=2e-3)
+
+    def changed(*looks, speed=1.0):
+        return speeds.reads_now(node, [{"read_s": cpu_s, "read_wait_s": wait_s} for cpu_s, wait_s in looks], speed)
+
+    assert changed((2.5e-3, 25e-3)) == {}
+    assert changed((9e-3, 0.5), (4e-3, 0.2)) == pytest.approx({"read_wait_s": 0.2, "lone_read_s": 4e-3, "read_s": 8e-3})
+    assert changed((4e-3, 20e-3), speed=0.5) == {}, "a slower node is no slower store"
+    assert changed((2e-3, 1e-6)) == {"read_wait_s": 1e-6}
+    quick = replace(node, read_wait_s=1e-4, lone_read_s=1e-5)
+    assert speeds.reads_now(quick, [{"read_s": 9e-5, "read_wait_s": 2e-3}], 1.0) == {}, "as good as nothing"
+
+
+def test_a_kept_profile_is_used_with_what_the_store_takes_now(job):
+    path = measure_module._path(measured(job).profile.key)
+    kept = Profile.loads(path.read_text())
+    path.write_text(replace(kept, node=replace(kept.node, read_wait_s=100.0)).dumps())
+    try:
+        found = measured(job).profile
+        assert found.measured_at == kept.measured_at
+        assert found.node.read_wait_s < 50
+    finally:
+        path.write_text(kept.dumps())
+
+
+def test_a_pinned_plan_that_does_not_fit_is_refused_where_a_profile_is_kept(pictures, node, monkeypatch):
+    def start(**options):
+        return hw.near(network(), pictures, transforms=TRANSFORMS, nodes=[node.address], batch_size=8, **options)
+
+    with start() as job:
+        plan = near_plan(next(cut for cut in job.cuts if cut.name == "0.3"))
+        base_bytes = job.measured.profile.trainer.base_bytes
+    start(plan=plan).close()
+    monkeypatch.setattr(measure_module, "memory_bytes", lambda: base_bytes // 2)
+    for pins in ({"plan": plan}, {"cut": "0.3"}):
+        with pytest.raises(PlanError, match=r"needs .* on trainer \(has"):
+            start(**pins)
+    monkeypatch.setattr(measure_module, "_kept", lambda key, cuts: None)
+    start(plan=plan).close()

@@ -2,16 +2,17 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.train.test_switching import TRANSFORMS, network
 
 import headwater as hw
+from headwater.core import prongs
 from headwater.core.plan import PACE, near_plan
 from headwater.core.prongs import MTE, WRR, meeting_point, visits
 from headwater.errors import ConfigError, PlanError
-from headwater.train import source
 
 BATCH = 4
 
@@ -110,6 +111,19 @@ def test_mte_has_the_order_that_its_plan_says_and_measures_the_next_meeting_poin
         assert job.plan.host_share == share, "an epoch that was broken off says nothing"
 
 
+def test_an_mte_run_repeats_from_the_meeting_points_that_were_recorded(pictures, node):
+    with start(pictures, [node.address]) as job:
+        plan = two_ended(job, prongs=MTE, host_share=0.5)
+        job.adopt(plan)
+        job._source.rebalances = True
+        seen = [(torch.cat([x for x, _ in batches(job)]), job.loader.visit.meeting) for _ in range(3)]
+    with start(pictures, [node.address], plan=replace(plan, host_share=0.75), cut=None) as job:
+        for epoch, (pixels, meeting) in enumerate(seen):
+            at = {"epoch": epoch, "position": 0, "meeting": meeting}
+            job.loader.load_state_dict({**job.loader.state_dict(), **at})
+            assert torch.equal(torch.cat([x for x, _ in batches(job)]), pixels)
+
+
 def test_mte_with_a_plan_that_was_adopted_meets_where_it_says(pictures, node):
     with start(pictures, [node.address]) as job:
         job._source.rebalances = True
@@ -129,7 +143,7 @@ def test_a_node_that_is_away_says_nothing_of_the_next_epoch(pictures, start_node
 
 
 def test_a_tail_that_does_not_fit_is_made_when_its_turn_comes(pictures, node, expected, monkeypatch, caplog):
-    monkeypatch.setattr(source, "TAIL_MEMORY", 0.0)
+    monkeypatch.setattr(prongs, "TAIL_MEMORY", 0.0)
     with start(pictures, [node.address]) as job:
         job.adopt(two_ended(job, prongs=MTE, host_share=0.25, prefetch=1))
         assert rows(batches(job)) == rows(expected[0])

@@ -24,7 +24,7 @@ def test_a_timeline_has_every_stage_on_its_tier_and_in_the_time_of_the_run(pictu
         job.trace.write(tmp_path / "run.json")
         spans, busy = job.trace.spans, job.trace.busy_s()
     assert {"read", "decode", "augment", "infer", "send"} <= set(busy[node.address])
-    assert set(busy["trainer"]) == {"wait", "step"}
+    assert set(busy["trainer"]) == {"wait", "finish", "step"}
     reads = [span for span in spans if span.name == "read"]
     assert len(reads) >= len(job.samples), "each sample was read for this run"
     assert all(begin - 1 < span.start_s and span.start_s + span.seconds < end + 1 for span in spans)
@@ -35,7 +35,7 @@ def test_a_timeline_has_every_stage_on_its_tier_and_in_the_time_of_the_run(pictu
 def test_where_nothing_moves_the_trainer_reads_and_decodes(pictures, node):
     with start(pictures, [node.address], trace=True, plan=hw.Plan()) as job:
         outputs(job)
-        assert {"read", "decode", "augment", "wait", "step"} <= set(job.trace.busy_s()["trainer"])
+        assert {"read", "decode", "augment", "wait", "finish", "step"} <= set(job.trace.busy_s()["trainer"])
         assert node.address not in job.trace.busy_s()
 
 

@@ -8,13 +8,15 @@ from torch import nn
 
 import headwater as hw
 from headwater.core.cut import smallest_cut
-from headwater.core.plan import Plan, near_plan
-from headwater.core.replan import Replan, Replanner
+from headwater.core.plan import PACE, PLACE, Plan, near_plan
+from headwater.core.prongs import MTE, WRR
+from headwater.core.replan import Replan, Replanner, worth_switching
 from headwater.core.rig import Link
 from headwater.data.transforms import Normalize, Resize, ToFloat, Transforms
 from headwater.errors import UnreachableError
 from headwater.train import job as job_module
 from headwater.train import source, watch
+from headwater.train.client import NodeClient
 from headwater.train.measure import measure
 
 SLOW, FAST = Link(2e3, 2e3), Link(1e9, 1e9)
@@ -228,3 +230,47 @@ def test_a_store_that_fails_while_it_is_measured_is_not_given_up(job, monkeypatc
     assert known.trainer_reads
     found = job._watch._measure(known, set())
     assert (found.store_link, found.trainer_reads, found.links) == (known.store_link, True, known.links)
+
+
+def test_a_plan_that_needs_more_memory_than_a_node_has_left_is_given_up_however_fast_it_is(job, monkeypatch):
+    plan = near_plan(smallest_cut(job.cuts), chunk_rows=8, node_batch=8)
+    job._source.adopt(plan)
+    known = job._watch._believed
+    fast = replace(known, nodes=(replace(known.nodes[0], speed=100.0),), store_link=SLOW)
+    small = replace(fast, nodes=(replace(fast.nodes[0], memory_bytes=2 << 20),))
+    monkeypatch.setattr(watch.Watch, "_ask_nodes", lambda self, rig: (small, set()))
+    now, best = job._watch._compare(plan, small)
+    assert not worth_switching(now, best)
+    job._watch._decide(Replan(fast, ("because",), of_links=False))
+    assert not job.plan.uses_storage
+    assert "on node" in job.switches[0].why[1]
+    assert len(list(job.loader)) == len(job.loader)
+
+
+@pytest.mark.parametrize("how", [{"split": PACE}, {"prongs": WRR}])
+def test_where_timing_decides_the_share_that_was_expected_makes_no_other_plan(job, how):
+    one, other = (near_plan(job.cuts[0], host_share=share, **how) for share in (0.25, 0.5))
+    assert watch.alike(one, other)
+    assert not watch.alike(replace(one, split=PLACE, prongs=MTE), replace(other, split=PLACE, prongs=MTE))
+
+
+def test_nodes_that_join_and_leave_are_part_of_the_rig_from_then_on(job, pictures, start_node):
+    second = NodeClient(start_node(pictures).address)
+    (first,) = job.measured.rig.nodes
+    assert job._source.welcome(second)
+    assert job._watch.look(None) is None
+    assert job._watch.look(None) is None, "nobody takes rows: nothing was looked at"
+    batches = iter(job.loader)
+    next(batches)
+    job._watch.look(None)
+    rig = job._watch._replanner.rig
+    assert rig.nodes == (first, replace(first, name=second.name))
+    assert rig.links[1] == rig.links[0]
+    assert [each.why for each in job.switches] == [(f"{second.name} joined",)], "what moves nothing is not best for two"
+    assert rig.trainer_link == (job.measured.rig.trainer_link or rig.links[0])
+    assert job._source.leave(second)
+    while not job._source.is_open:  # batches that came under the plan before are used up first
+        next(batches)
+    job._watch.look(None)
+    assert job._watch._replanner.rig.nodes == (first,)
+    second.close()

@@ -10,6 +10,7 @@ import typer
 from headwater.cli.compare import compare
 from headwater.cli.cuts import cuts
 from headwater.cli.doctor import doctor
+from headwater.cli.down import down
 from headwater.cli.nodes import nodes
 from headwater.cli.pack import pack
 from headwater.cli.plan import plan
@@ -21,6 +22,7 @@ from headwater.cli.token import token
 from headwater.cli.top import top
 from headwater.cli.train import train
 from headwater.cli.ui import ui
+from headwater.cli.up import up
 from headwater.data.secrets import keep_out_of_logs, redact
 from headwater.errors import HeadwaterError
 from headwater.version import VERSION
@@ -48,6 +50,8 @@ def _root(
 
 
 typer_app.command()(serve)
+typer_app.command()(up)
+typer_app.command()(down)
 typer_app.command()(token)
 typer_app.command()(train)
 typer_app.command()(cuts)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from headwater.core.form import shown
 from headwater.core.prongs import STRATEGIES
 from headwater.errors import ConfigError
 
@@ -50,6 +51,7 @@ class TrainPart:
     batch_size: int = 32
     seed: int = 0
     shuffle: bool = True
+    drop_last: bool = False
     optimizer: str = "adamw"
     lr: float = 1e-3
     weight_decay: float = 0.0
@@ -66,6 +68,7 @@ class NodesPart:
     patience_s: float = 60.0
     share: bool = True
     cache: str = ""
+    threads: int = 0
     token: str = field(default="", repr=False)
     tls_ca: str = ""
     tls_cert: str = ""
@@ -124,6 +127,8 @@ class JobFile:
     power: PowerPart
 
     def path(self, name: str) -> Path:
+        if "\0" in name:
+            raise ConfigError(f"{name[:80]!r} has a NUL in it, which no file's name has")
         return (self.folder / name).resolve()
 
     def url(self, name: str) -> str:
@@ -140,8 +145,9 @@ _PARTS: Mapping[str, type] = {
 }
 _EMPTY = {"arguments": dict, "addresses": list}  # mutable defaults
 _CHOICES = {"optimizer": ("adamw", "adam", "sgd"), "on_bad_sample": ("raise", "skip"), "prongs": ("auto", *STRATEGIES)}
+_TOO_MUCH = 2**63
 _AT_LEAST = {"epochs": 1, "batch_size": 1, "seed": 0, "lr": 0, "weight_decay": 0, "momentum": 0, "checkpoint_every": 0,
-             "patience_s": 0, "views": 0}  # fmt: skip
+             "patience_s": 0, "views": 0, "threads": 0}  # fmt: skip
 
 
 def read_job(path: Path) -> JobFile:
@@ -150,8 +156,8 @@ def read_job(path: Path) -> JobFile:
         data = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"the job file {path} can't be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # a number of many digits is a plain ValueError
+        raise ConfigError(f"{path} is not TOML: {str(error)[:500]}") from error
     faults = [_unknown(name, _PARTS, "a part") for name in data if name not in _PARTS]
     parts = {}
     for name, kind in _PARTS.items():
@@ -181,16 +187,19 @@ def _read_part(title: str, kind: type, part: dict[str, Any]) -> tuple[dict[str, 
         value = part[name]
         allowed = [get_origin(each) or each for each in (get_args(hints[name]) or [hints[name]])
                    if get_origin(hints[name]) not in (dict, list)] or [get_origin(hints[name])]  # fmt: skip
-        if float in allowed and type(value) is int:
+        if float in allowed and type(value) is int and abs(value) < 10**18:
             value = float(value)
         if type(value) not in allowed:
             wanted = " or ".join(each.__name__ for each in allowed if each is not type(None))
-            shown = "something else" if name == "token" else repr(value)
-            faults.append(f"[{title}] {name} is {shown}; it must be {wanted}")
+            found = "something else" if name == "token" else shown(value)
+            faults.append(f"[{title}] {name} is {found}; it must be {wanted}")
+        elif name == "addresses" and not all(isinstance(each, str) for each in value):
+            faults.append(f"[{title}] {name} must be a list of texts, such as grpc://store-1:8815")
         elif name in _CHOICES and value not in _CHOICES[name]:
-            faults.append(f"[{title}] {name} is {value!r}; it must be one of {', '.join(_CHOICES[name])}")
-        elif name in _AT_LEAST and value < _AT_LEAST[name]:
-            faults.append(f"[{title}] {name} is {value!r}; it must be at least {_AT_LEAST[name]}")
+            faults.append(f"[{title}] {name} is {shown(value)}; it must be one of {', '.join(_CHOICES[name])}")
+        elif name in _AT_LEAST and not _AT_LEAST[name] <= value < _TOO_MUCH:  # NaN fails, too
+            faults.append(f"[{title}] {name} is {shown(value)}; it must be at least {_AT_LEAST[name]}, and no huge "
+                          "number")  # fmt: skip
         else:
             values[name] = value
     return values, faults

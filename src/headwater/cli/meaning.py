@@ -26,6 +26,7 @@ def near_options(file: JobFile) -> dict[str, Any]:
         "share": file.nodes.share,
         "views": file.data.views,
         "node_cache": file.nodes.cache or None,
+        "node_threads": file.nodes.threads or None,
         "power": file.power.known(),
         "token": file.nodes.token or None,
         **{
@@ -33,13 +34,15 @@ def near_options(file: JobFile) -> dict[str, Any]:
             for name in ("tls_ca", "tls_cert", "tls_key")
         },
     }
-    if file.plan.file not in ("", "auto"):
+    if file.plan.file not in ("", "auto", "none"):
         given = [name for name in ("profile", "cut", "codec", "precision", "prongs")
                  if getattr(file.plan, name) != getattr(PlanPart(), name)]  # fmt: skip
         if given:
             raise ConfigError(f"[plan] file fixes all of the plan, and {', '.join(given)} is given as well; leave out "
                               "file, or the others")  # fmt: skip
         return {**options, "plan": file.path(file.plan.file), "tolerance": file.plan.tolerance}
+    if file.plan.file == "none":
+        options["plan"] = None
     if file.plan.profile:
         options["profile"] = file.path(file.plan.profile)
     return {**options, "cut": file.plan.cut, "codec": file.plan.codec, "precision": file.plan.precision,

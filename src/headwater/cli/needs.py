@@ -1,11 +1,13 @@
-"""What a verb needs before it begins: more than a node's installation, and somewhere to write."""
+"""What a verb needs before it begins: more than a node's installation, somewhere to write, nodes that have a name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from headwater.errors import ConfigError
+from headwater.train.directory import RAY, RayFleet
 
 
 def needs_torch() -> None:
@@ -28,3 +30,18 @@ def check_folders(*files: Path | None) -> None:
         if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
             what = "is a folder" if file.is_dir() else f"can't be written: there is no folder {file.absolute().parent}"
             raise ConfigError(f"{file} {what}; name a file in a folder that is there")
+
+
+def addresses_of(given: Sequence[str]) -> list[str]:
+    """Each once; of a fleet, the nodes that it has at this moment."""
+    found: list[str] = []
+    for each in given:
+        if each.startswith(RAY):
+            fleet = RayFleet(each.removeprefix(RAY))
+            try:
+                found += fleet.addresses()
+            finally:
+                fleet.close()
+        else:
+            found.append(each)
+    return list(dict.fromkeys(found))

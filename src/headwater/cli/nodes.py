@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,12 +17,15 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from headwater.cli.needs import addresses_of
 from headwater.core.plain import all_plain, plain
 from headwater.errors import HeadwaterError
 from headwater.train.access import Access
 from headwater.train.client import NodeClient
 
 STAGES = ("read", "decode", "infer", "send")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,9 @@ class Seen:
 
 
 def nodes(
-    addresses: list[str] = typer.Argument(help="Addresses of nodes, such as grpc://store-1:8815."),
+    addresses: list[str] = typer.Argument(
+        help="Addresses of nodes, such as grpc://store-1:8815, or of a fleet, such as ray://photos."
+    ),
     seconds: float = typer.Option(1.0, min=0.1, help="How long to look."),
     follow: bool = typer.Option(False, "--follow", "-f", help="Look again and again, until Ctrl-C."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON: one line for each look."),
@@ -59,7 +66,7 @@ def nodes(
     """
     console = Console()
     access = Access.of()
-    clients = {address: NodeClient(address, access) for address in dict.fromkeys(addresses)}
+    clients = {address: NodeClient(address, access) for address in addresses_of(addresses)}
     try:
         if as_json:
             while True:
@@ -91,11 +98,17 @@ def look(clients: dict[str, NodeClient], seconds: float) -> list[Seen]:
         try:
             before = clients[address].hello()
             time.sleep(seconds)
-            hello = all_plain(clients[address].hello())  # it may say anything
+            seen = Seen(address, all_plain(clients[address].hello()), before, time.perf_counter() - begin)
+            Console(file=io.StringIO()).print(*tables([seen]))  # it may say anything
+            json.dumps(seen.to_json())
         except HeadwaterError as error:
             time.sleep(max(0.0, seconds - (time.perf_counter() - begin)))
             return Seen(address, {}, {}, seconds, plain(str(error)))
-        return Seen(address, hello, before, time.perf_counter() - begin)
+        except Exception as error:
+            log.debug("%s can't be shown", address, exc_info=True)
+            return Seen(address, {}, {}, seconds, f"says of itself what can't be shown ({type(error).__name__}); is it "
+                                                  "a node of this version?")  # fmt: skip
+        return seen
 
     with ThreadPoolExecutor(len(clients)) as pool:
         return list(pool.map(one, clients))
@@ -139,7 +152,7 @@ def prefixes(seen: list[Seen]) -> Table:
     for each in seen:
         for prefix in each.hello.get("prefixes", ()):
             gives = "everything" if prefix["outputs"] is None else ", ".join(prefix["outputs"])
-            found.add_row(each.address, prefix["digest"][:12], escape(gives), prefix["precision"],
+            found.add_row(each.address, escape(prefix["digest"][:12]), escape(gives), escape(prefix["precision"]),
                           escape(prefix["engine"]), str(prefix["threads"]), str(prefix["batch"]),
                           escape(prefix["why"]))  # fmt: skip
     return found

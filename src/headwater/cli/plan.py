@@ -18,44 +18,57 @@ from headwater.errors import ConfigError
 from headwater.train.report import planned, ranked
 
 if TYPE_CHECKING:
+    from headwater.core.plan import Plan
     from headwater.train.job import Job
 
 
 def plan(
     job: Path = typer.Argument(help="The job file, in TOML; docs/job-file.md tells its fields."),
-    output: Path = typer.Option(None, "-o", "--output", help="Write the best plan here, for a job file's plan.file."),
+    output: Path = typer.Option(
+        None,
+        "-o",
+        "--output",
+        help="Write the best plan (or the one that the job file pins) here, for a job file's plan.file.",
+    ),
     picture: Path = typer.Option(None, help="Draw the load on each resource against the cut, as a PNG."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table; `headwater ui` shows it."),
 ) -> None:
     """Measure the model, the nodes, the links and this machine, and rank the ways to carry the job out.
 
-    Times are estimates from measured costs. Nothing is trained.
+    Times are estimates from measured costs. Nothing is trained. Where the job file pins a plan or a cut, its plan is
+    shown among the others, and is what -o writes: the one that `headwater train` carries out.
     """
     needs_torch()
     import headwater as hw
 
     check_folders(output, picture)
     file = read_job(job)
-    options = {name: value for name, value in near_options(file).items() if name not in ("cut", "plan")}
-    with hw.near(model_of(file), file.url(file.data.url), **options) as found:
+    options, model = near_options(file), model_of(file)
+    pinned = None
+    if options.get("cut") is not None or "plan" in options:
+        # As training does it, with all of its checks, before anything is measured.
+        with hw.near(model, file.url(file.data.url), **options) as fixed:
+            pinned = fixed.plan
+    free = {name: value for name, value in options.items() if name not in ("cut", "plan")}
+    with hw.near(model, file.url(file.data.url), **free) as found:
         assert found.ranking is not None
         if output is not None:
-            output.write_text(found.plan.dumps())
+            output.write_text((pinned or found.plan).dumps())
         if picture is not None:
-            draw(found, picture)
+            draw(found, picture, pinned or found.plan)
         if as_json:
-            print(json.dumps(planned(found)))
+            print(json.dumps(planned(found, pinned)))
         else:
-            show(found, Console())
+            show(found, Console(), pinned)
             for path in filter(None, (output, picture)):
                 Console().print(f"written: {path}")
 
 
-def show(job: Job, console: Console) -> None:
+def show(job: Job, console: Console, pinned: Plan | None = None) -> None:
     """The table and the sentences."""
     from headwater.core.search import placement, share_words
 
-    rows = ranked(job)
+    rows = ranked(job, pinned)
     has_energy = any(each.energy_j for _, each in rows)
     numbers = ["pictures/s", "bytes down a picture", *(["modelled J a picture"] if has_energy else [])]
     table = Table(title="plans, best first (estimated from measured costs)", title_justify="left")
@@ -77,9 +90,15 @@ def show(job: Job, console: Console) -> None:
         console.print(f"{precision}: {found}", soft_wrap=True)
     assert job.ranking is not None
     console.print(job.ranking.explain(), soft_wrap=True)
+    if pinned is not None:
+        known = any(each.plan == pinned for _, each in rows)
+        cut = f", up to {pinned.cut_name}" if pinned.has_prefix else ""
+        console.print(f"The job file pins a plan ({placement(pinned)}{cut}), which `headwater train` carries out"
+                      f"{'' if known else ', and of which there is no estimate'}; leave out file and cut in [plan] "
+                      "to have the best one.", soft_wrap=True)  # fmt: skip
 
 
-def draw(job: Job, path: Path) -> None:
+def draw(job: Job, path: Path, chosen: Plan) -> None:
     """Load per resource against the cut: the highest line at a cut is what limits it there."""
     try:
         import matplotlib
@@ -93,9 +112,11 @@ def draw(job: Job, path: Path) -> None:
     assert job.measured is not None
     assert job.ranking is not None
     size = replace(job.ranking.best.job, counts_setup=False)
-    estimates = sweep(job.measured.cuts, job.measured.profile, job.measured.rig, size, like=job.plan)
+    if chosen.precision not in job.measured.profile.node.prefix_s:  # a plan that is pinned was not measured for
+        chosen = replace(chosen, precision="fp32")
+    estimates = sweep(job.measured.cuts, job.measured.profile, job.measured.rig, size, like=chosen)
     estimates = tuple(
-        each for each in estimates if not job.cuts[each.plan.cut].name.count("/") or each.plan == job.plan
+        each for each in estimates if not job.cuts[each.plan.cut].name.count("/") or each.plan.cut == chosen.cut
     )
     lines: dict[str, list[float]] = {}
     for each in estimates:
@@ -111,8 +132,8 @@ def draw(job: Job, path: Path) -> None:
         if max(line) > 0.002 * tallest:
             axis.plot(line, label=name, linewidth=1.6)
     places = [each.plan.cut for each in estimates]
-    if job.plan.cut in places:
-        axis.axvline(places.index(job.plan.cut), color="black", linestyle=":", label=f"chosen: {job.plan.cut_name}")
+    if chosen.cut in places:
+        axis.axvline(places.index(chosen.cut), color="black", linestyle=":", label=f"chosen: {chosen.cut_name}")
     step = max(1, len(places) // 24)
     names = [each.plan.cut_name for each in estimates]
     axis.set_xticks(range(0, len(places), step), names[::step], rotation=60, ha="right", fontsize=7)

@@ -36,7 +36,8 @@ def profile(
 
     check_folders(output)
     file = read_job(job)
-    options = {name: value for name, value in near_options(file).items() if name not in ("cut", "plan", "profile")}
+    planned = ("cut", "plan", "profile", "prongs", "share")  # costs are the same whatever of them is to be used
+    options = {name: value for name, value in near_options(file).items() if name not in planned}
     with hw.near(model_of(file), file.url(file.data.url), **options, measure_again=again) as found:
         assert found.measured is not None
         known = replace(found.measured.profile, cuts=found.measured.offered)  # so that it can be used without the model

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headwater.core.form import shown
 from headwater.core.plan import FORMAT as PLAN
 from headwater.core.plan import Plan
 from headwater.core.trace import from_perfetto, strips
@@ -90,7 +91,7 @@ def _shown(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is no object of JSON")
     if data.get("format") == RUN_FORMAT:
         if data.get("version") != RUN_VERSION:
-            raise ConfigError(f"{path} is of version {data.get('version')!r}; this Headwater reads {RUN_VERSION}")
+            raise ConfigError(f"{path} is of version {shown(data.get('version'))}; this Headwater reads {RUN_VERSION}")
         timeline = data.pop("timeline", None)
         return {"report": data, **({"timeline": timeline} if timeline else {})}
     if data.get("format") == PLAN:

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from headwater.core.access import is_loopback
+from headwater.core.access import check_exposed
 from headwater.core.amount import num_bytes
 from headwater.data.secrets import keep_out_of_logs, redact
 from headwater.data.store import open_store
@@ -99,14 +99,7 @@ def serve(
     tls = None if tls_cert is None else Tls(tls_cert, tls_key, tls_client_ca)
     if tls is not None:
         tls.server_options()  # files that can't be read are found now
-    open_without = [what for given, what in ((tokens, "tokens file"), (tls, "TLS")) if given is None]
-    if is_loopback(host):
-        open_without = []
-    if open_without and not insecure:
-        raise ConfigError(f"{host} can be reached by others, and it has no {' and no '.join(open_without)} to keep "
-                          "them out; give --tokens FILE (`headwater token` makes one), --tls-cert and --tls-key "
-                          "(docs/access.md), or say --insecure on a network where everyone may read "
-                          f"{', '.join(roots)}")  # fmt: skip
+    open_without = check_exposed(host, tokens is not None, tls is not None, insecure, roots)
     memory_bytes = num_bytes(memory, "--memory") if memory else None
     max_upload_bytes = num_bytes(max_upload, "--max-upload")
     if max_upload_bytes < LEAST_UPLOAD_BYTES:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headwater.cli.needs import addresses_of
 from headwater.cli.watching import Watched
 from headwater.errors import ConfigError
 from headwater.train.access import Access
@@ -23,7 +24,9 @@ _OF_NODES = ("rows/s", "sent/s", "from cache", "CPU", "memory", "cache")
 
 
 def top(
-    addresses: list[str] = typer.Argument(help="Addresses of nodes, such as grpc+tls://store-1:8815."),
+    addresses: list[str] = typer.Argument(
+        help="Addresses of nodes, such as grpc+tls://store-1:8815, or of a fleet, such as ray://photos."
+    ),
     every: float = typer.Option(2.0, min=0.5, help="Seconds between looks."),
     once: bool = typer.Option(False, "--once", help="Look once, show it, and end."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON: one line a look, with what the page gets."),
@@ -38,7 +41,7 @@ def top(
         raise ConfigError(f"a node's address looks like grpc://host:8815 or grpc+tls://host:8815, not {wrong[0]!r}; "
                           "`headwater ui` shows the files of a run")  # fmt: skip
     console = Console()
-    watched = Watched(list(dict.fromkeys(addresses)), Access.of(), every_s=min(every, 1.0))
+    watched = Watched(addresses_of(addresses), Access.of(), every_s=min(every, 1.0))
     try:
         watched.found(within_s=FIRST_WITHIN_S, num_looks=2)  # a rate takes two
         if once:

@@ -37,9 +37,9 @@ def train(
     """Train a model as a job file says: its frozen part near the data, the rest here.
 
     Writes model.pt (the model's own state_dict), checkpoint.pt and metrics.jsonl to the job's output folder, and
-    meanwhile run.json, which `headwater ui FOLDER` shows. After each epoch it prints what it took: CPU-seconds and
-    memory of the trainer and of each node (for all of a node's jobs), and energy, which is modelled from the watts in
-    [power].
+    meanwhile run.json, which `headwater ui FOLDER` shows. After each epoch it prints what it took, and what validation
+    and the checkpoint took after it: CPU-seconds and memory of the trainer and of each node (for all of a node's jobs),
+    and energy, which is modelled from the watts of trainer and nodes in [power].
     """
     needs_torch()
     if trace is not None and not trace.resolve().parent.is_dir():
@@ -67,7 +67,14 @@ def run(file: JobFile, resume: bool, trace: Path | None = None) -> None:
     with ExitStack() as stack:
         ctrl_c = stack.enter_context(_CtrlC())
         job = stack.enter_context(
-            hw.near(model, file.url(file.data.url), shuffle=file.train.shuffle, trace=trace is not None, **common)
+            hw.near(
+                model,
+                file.url(file.data.url),
+                shuffle=file.train.shuffle,
+                drop_last=file.train.drop_last,
+                trace=trace is not None,
+                **common,
+            )
         )
         if trace is not None:
             stack.callback(_write_trace, job, trace, console)
@@ -97,17 +104,22 @@ def run(file: JobFile, resume: bool, trace: Path | None = None) -> None:
         job.usage()  # what planning took is no part of an epoch
         try:
             while job.loader.state_dict()["epoch"] < file.train.epochs:
-                line: dict[str, Any] = dict(_epoch(job, optimizer, file, console, position, save, ctrl_c))
-                tiers = job.usage()
+                line = _epoch(job, optimizer, file, console, position, save, ctrl_c)
+                taken = {"tiers": job.usage()}
                 if check is not None:
+                    check.usage()
                     line["accuracy"] = _accuracy(check)
                 save()
+                # No part of the epoch. Nodes that started beside this process are not the same for both.
+                after = {} if check is None else check.usage()
+                taken["checkpoint" if check is None else "validation"] = {**after, **job.usage()}
+                told = {what: {name: each.to_json() for name, each in tiers.items()} for what, tiers in taken.items()}
                 with (output / "metrics.jsonl").open("a") as metrics:
-                    told = {name: each.to_json() for name, each in tiers.items()}
-                    metrics.write(json.dumps({**line, "tiers": told}) + "\n")
-                console.print("  ".join(f"{name} {value:,.4g}" for name, value in line.items()))
-                for name, each in tiers.items():
-                    console.print(f"  {name}: {_usage(each)}", style="dim")
+                    metrics.write(json.dumps({**line, **told}) + "\n")
+                console.print("  ".join(f"{name} {_shown(value)}" for name, value in line.items()))
+                for what, tiers in taken.items():
+                    for name, each in tiers.items():
+                        console.print(f"  {'' if what == 'tiers' else f'{what}, '}{name}: {_usage(each)}", style="dim")
         except KeyboardInterrupt:
             save()
             console.print(f"stopped; the checkpoint is {checkpoint}, go on with --resume")
@@ -124,18 +136,20 @@ def _epoch(
     position: dict[str, Any],
     save: Callable[[], None],
     ctrl_c: _CtrlC,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     from torch.nn.functional import cross_entropy
 
     epoch = job.loader.state_dict()["epoch"]
     job.model.train()
+    batches = iter(job.loader)
+    visit = job.loader.visit  # with its meeting point, from which the order repeats
     start, rows, num_bytes, total, steps = time.perf_counter(), 0, job.counts.num_bytes, 0.0, 0
     columns = (TextColumn(f"epoch {epoch}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
                TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=console, transient=True) as bar:
         done = len(job.loader) - job.loader.num_steps_left()
         task = bar.add_task("starting", total=len(job.loader), completed=done)
-        for x, y in job.loader:
+        for x, y in batches:
             with ctrl_c.step():
                 loss = cross_entropy(job.model(x), y)
                 optimizer.zero_grad()
@@ -155,7 +169,13 @@ def _epoch(
         "pictures_per_s": rows / taken_s,
         "bytes_per_picture": (job.counts.num_bytes - num_bytes) / max(rows, 1),
         "skipped": len(job.loader.skipped),
+        "prongs": visit.strategy,
+        **({} if visit.meeting is None else {"meeting": visit.meeting}),
     }
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _follow(position: dict[str, Any], job: Job) -> None:

@@ -111,7 +111,7 @@ class Watched:
             looks.add(Look(time.monotonic(), numbers, said["about"]))
             seen = looks.seen()
             assert seen is not None
-            view(seen)  # what a node says of itself may be anything
+            view(seen), view(together([seen]))  # what a node says of itself may be anything
         except HeadwaterError as error:
             return Found(address, None, plain(redact(str(error))))
         except Exception as error:

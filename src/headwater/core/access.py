@@ -17,6 +17,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 from headwater.core.amount import num_bytes
+from headwater.core.form import shown
 from headwater.core.redact import TOKEN_START
 from headwater.errors import ConfigError, RefusedError
 
@@ -87,11 +88,13 @@ def identify(grants: Sequence[Grant], headers: Sequence[str], now_s: float) -> G
     return found
 
 
-def confirm(grants: Sequence[Grant], grant: Grant, now_s: float) -> None:
-    """For a call that lasts: RefusedError if the token that it came with is not in force any more."""
-    if all(each.digest != grant.digest for each in grants):
+def confirm(grants: Sequence[Grant], grant: Grant, now_s: float) -> Grant:
+    """For a call that lasts: what the token that it came with allows now. RefusedError if it is no longer in force."""
+    found = next((each for each in grants if (each.digest, each.tenant) == (grant.digest, grant.tenant)), None)
+    if found is None:
         raise RefusedError(f"the token of tenant {grant.tenant} is not one of this node's any more; {_ASK}")
-    _check_expiry(grant, now_s)
+    _check_expiry(found, now_s)
+    return found
 
 
 def _check_expiry(grant: Grant, now_s: float) -> None:
@@ -150,24 +153,24 @@ def _read_grant(entry: Mapping[str, Any]) -> tuple[Grant | None, list[str]]:
     for name in ("max_chunks", "rows_per_second"):
         numbers[name] = entry.get(name)
         if name in entry and not (type(entry[name]) is int and 1 <= entry[name] <= MOST):
-            faults.append(f"{name} is {entry[name]!r}; it must be a whole number, 1 or more")
+            faults.append(f"{name} is {shown(entry[name])}; it must be a whole number, 1 or more")
     for name in ("max_upload", "max_prefixes", "max_tables"):
         numbers[name] = None
         if name in entry:
             try:
-                numbers[name] = num_bytes(str(entry[name]), name)
+                numbers[name] = num_bytes(_amount(entry[name]), name)
             except ConfigError as error:
                 faults.append(str(error))
     weight = entry.get("weight", 1.0)
     if type(weight) not in (int, float) or not WEIGHTS[0] <= weight <= WEIGHTS[1]:
-        faults.append(f"weight is {weight!r}; it must be a number from {WEIGHTS[0]:g} to {WEIGHTS[1]:g}")
+        faults.append(f"weight is {shown(weight)}; it must be a number from {WEIGHTS[0]:g} to {WEIGHTS[1]:g}")
     operator = entry.get("operator", False)
     if type(operator) is not bool:
-        faults.append(f"operator is {operator!r}; it must be true or false, without quotes")
+        faults.append(f"operator is {shown(operator)}; it must be true or false, without quotes")
     expires_s = None
     if "expires" in entry and (expires_s := _end_of(entry["expires"])) is None:
         faults.append(
-            f"expires is {entry['expires']!r}; it must be a date or a time without quotes, such as 2030-12-31"
+            f"expires is {shown(entry['expires'])}; it must be a date or a time without quotes, such as 2030-12-31"
         )
     if faults:
         return None, faults
@@ -178,12 +181,18 @@ def _read_grant(entry: Mapping[str, Any]) -> tuple[Grant | None, list[str]]:
     return Grant(tenant, digest, tuple(roots), quota, expires_s, operator), []
 
 
+def _amount(value: object) -> str:
+    """As `num_bytes` reads it; a number of many digits can't be written out."""
+    is_plain = isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 10**18)
+    return str(value) if is_plain else shown(value)
+
+
 def _end_of(expires: object) -> float | None:
     """When that is over: a day at its end; a time without a zone is UTC."""
-    if isinstance(expires, datetime):
-        return (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp()
+    if isinstance(expires, datetime):  # what is long over may be before the first year of a calendar
+        return max(0.0, (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp())
     if isinstance(expires, date) and expires < date.max:
-        return datetime.combine(expires + timedelta(days=1), time(), UTC).timestamp()
+        return max(0.0, datetime.combine(expires + timedelta(days=1), time(), UTC).timestamp())
     return None
 
 
@@ -214,3 +223,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def check_exposed(host: str, has_tokens: bool, has_tls: bool, insecure: bool, roots: Sequence[str]) -> list[str]:
+    """What a node at this address lacks to keep others out; ConfigError if that is something and nobody said
+    `insecure`."""
+    if is_loopback(host):
+        return []
+    without = [what for given, what in ((has_tokens, "tokens file"), (has_tls, "TLS")) if not given]
+    if without and not insecure:
+        raise ConfigError(f"{host} can be reached by others, and it has no {' and no '.join(without)} to keep "
+                          "them out; give --tokens FILE (`headwater token` makes one), --tls-cert and --tls-key "
+                          "(docs/access.md), or say --insecure on a network where everyone may read "
+                          f"{', '.join(roots)}")  # fmt: skip
+    return without

@@ -16,7 +16,9 @@ asked for nothing for `idle_s` gives its share back; its engine stays until some
 
 What holds (tests/core/test_admission.py explores it exhaustively): the count never exceeds the budget; while a request
 is open, somebody can go on, or an engine is about to give memory back; nobody is overtaken; who is in stays in, unless
-it is found to need more; when all are gone, everything is given back.
+it is found to need more; a group has a row at least; when all are gone, everything is given back. A request may come to
+need more for each row than was known of its tenant: what its tenant holds then counts for more than it takes, and the
+count may be beyond the budget until some of that is sent. What is really taken never is.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class Wake:
 
 @dataclass(frozen=True)
 class Refuse:
-    """This request can't be served even by an empty node: so much is missing."""
+    """This request can't be served even by an empty node: so much is missing. It may have been served so far, until
+    another of its tenant was found to take too much."""
 
     request: int
     need_bytes: int
@@ -93,6 +96,7 @@ class _Tenant:
     last_s: float
     is_errand: bool
     requests: dict[int, list[int]] = field(default_factory=dict)  # request → rows of each group under way
+    holds: dict[int, int] = field(default_factory=dict)  # request → what a row of it holds; the most counts for all
     hungry: set[int] = field(default_factory=set)  # requests that were told to wait
     begun: set[int] = field(default_factory=set)  # requests that have had a group, and so hold on to their engine
     is_active: bool = True
@@ -112,6 +116,11 @@ class _Tenant:
     @property
     def largest(self) -> int:
         return max((rows for groups in self.requests.values() for rows in groups), default=0)
+
+    def needs(self, request: int, need: Need) -> None:
+        """What this request takes, from now on; its samples may be larger or smaller than those of the others."""
+        self.holds[request] = need.hold_bytes
+        self.need = replace(need, hold_bytes=max(self.holds.values()))
 
     def row_bytes(self, rows: int, more_held: int = 0) -> int:
         """What its rows take where groups of so many may begin."""
@@ -142,7 +151,8 @@ class Admission:
         elif not found.is_active:
             self._arrivals += 1
             found.place, found.is_active = self._arrivals, True
-        found.need, found.last_s = need, now
+        found.needs(request, need)
+        found.last_s = now
         found.requests[request] = []
         found.hungry.add(request)
         self._of[request] = tenant
@@ -159,10 +169,9 @@ class Admission:
         """The tenant needs something else from now on."""
         tenant = self._tenant(request)
         tenant.last_s = now
-        if tenant.need == need:
-            return []
-        tenant.need = need
-        return self._resolve(now)
+        before = tenant.need
+        tenant.needs(request, need)
+        return [] if tenant.need == before else self._resolve(now)
 
     def take(self, request: int, at_most: int, now: float) -> int | None:
         """The rows that the next group of this request may have; None if it has to wait until it is woken."""
@@ -170,6 +179,7 @@ class Admission:
         tenant.last_s = now
         if tenant.is_in:
             rows = min(tenant.rows, at_most)
+            assert rows >= 1
             is_own = tenant.num_groups < GROUPS and tenant.held + rows <= GROUPS * tenant.rows
             is_spare = self._is_calm() and self.used_bytes(tenant, rows) <= self.budget_bytes
             if is_own or is_spare:
@@ -193,13 +203,16 @@ class Admission:
         name = self._of.pop(request)
         tenant = self._tenants[name]
         tenant.last_s = now
-        del tenant.requests[request]
+        del tenant.requests[request], tenant.holds[request]
         tenant.hungry.discard(request)
         tenant.begun.discard(request)
         if tenant.need.engine in self._used_s:
             self._used_s[tenant.need.engine] = now
         if tenant.is_errand and not tenant.requests:
             del self._tenants[name]
+            return self._resolve(now)
+        if tenant.holds and (hold_bytes := max(tenant.holds.values())) != tenant.need.hold_bytes:
+            tenant.need = replace(tenant.need, hold_bytes=hold_bytes)
             return self._resolve(now)
         return self._settle()
 
@@ -315,13 +328,13 @@ class Admission:
         found = share(demands, self.budget_bytes)
         for name, each in active:
             each.goal = found.rows.get(name, 0)
-            if name in found.too_large:
-                need = replace(each.need, engine_bytes=self._fixed(each))
-                decisions += [Refuse(request, need.num_bytes(1)) for request in each.hungry]
-            elif each.is_in and not each.goal:  # found to need more than was thought
+            if each.is_in and not each.goal:  # found to need more than was thought
                 each.is_in = False
                 each.rows = 0
                 each.hungry |= set(each.requests)
+            if name in found.too_large:
+                need = replace(each.need, engine_bytes=self._fixed(each))
+                decisions += [Refuse(request, need.num_bytes(1)) for request in sorted(each.hungry)]
         return decisions + self._settle()
 
     def _settle(self) -> list[Decision]:

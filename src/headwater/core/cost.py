@@ -197,7 +197,7 @@ def estimate_with(pricing: Pricing, plan: Plan) -> Estimate:
         float(priced.setup_s),
         round(pricing.row_bytes(plan, choice)),
         float(priced.work.mean_down_bytes),
-        float(priced.work.up_bytes),
+        float(priced.work.mean_up_bytes),
         tuple(Memory(f"node {_name(each)}" if each else where, round(need), has)
               for where, each, need, has in priced.memory),
         {},

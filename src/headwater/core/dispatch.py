@@ -17,11 +17,11 @@ do its chunks.
 
 Where the trainer has a node of its own (`own`), some chunks are for that one (`is_own`), and all others for the
 others: what it reads comes over the trainer's own link, so how much it does is the plan's business. Only where the
-trainer waits, and one of the others has nothing to do, is one of its chunks taken over; where none of them is up, it
-does theirs; and a chunk that failed once is for everybody. Without `is_own` every chunk is for everybody, and the
-trainer's own node helps out: it takes none while nodes alone keep the trainer supplied, since its core may be the one
-that the trainer's steps need. It has at most `own_out` chunks out, however many others have: what it reads early, rows
-that are wanted now have to wait for.
+trainer waits, and one of the others has nothing to do, is one of its chunks taken over, and one of theirs by it only
+where all of them have long been silent; where none of them is up, it does theirs; and a chunk that failed once is for
+everybody. Without `is_own` every chunk is for everybody, and the trainer's own node helps out: it takes none while
+nodes alone keep the trainer supplied, since its core may be the one that the trainer's steps need. It has at most
+`own_out` chunks out, however many others have: what it reads early, rows that are wanted now have to wait for.
 
 Work may begin in two places at once (`tail`): the trainer uses up the head of an epoch, and the tail is made meanwhile,
 up to a window of its own. That is how two-ended preprocessing with one switch is carried out (`core.prongs`).
@@ -29,7 +29,8 @@ up to a window of its own. That is how two-ended preprocessing with one switch i
 What holds, whatever happens and in whatever order (tests/core/test_dispatch.py explores it exhaustively):
 1. Every chunk is kept once and delivered once, in ascending order.
 2. No chunk of the head at or beyond `taken + window` is ever handed out, and none of the tail at or beyond its own
-   window, which begins where the tail does, or where the trainer is; so buffers are bounded.
+   window, which begins where the tail does, or where the trainer is; so buffers are bounded. The head's window may be
+   widened while it runs (`widen`), when nodes join.
 3. A node never has more than `per_node` chunks out, and the trainer's own no more than `own_out`.
 4. While a node is up that can do a chunk that waits, and no Stop was said, something is out.
 5. A chunk is out on at most two nodes, and only on nodes that can do it.
@@ -38,15 +39,14 @@ What holds, whatever happens and in whatever order (tests/core/test_dispatch.py 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import filterfalse
 
 SLOW = 2.0  # times the pace of the fastest: from here on a node is chosen with care
 ASK_AGAIN = 3.0  # a node that was left out gets another chunk after so many times its pace: it may be faster now
 FAILING = 2  # failures in a row, whatever of: from here on others are asked first
 _LATEST = 0.5  # weight of the newest in a pace
-_LATE_S = (0.05, 1.0)  # at least and at most, between two times that the dispatch is told that nothing came
-_TICKS = 2.0  # replies that usually come meanwhile
 
 
 @dataclass(frozen=True)
@@ -107,17 +107,6 @@ def window_of(num_workers: int, per_worker: int, more_ahead: int = 0) -> int:
     return (per_worker + 1) * num_workers + 1 + more_ahead
 
 
-def late_after_s(num_replies: int, taken_s: float) -> float:
-    """How long a trainer waits for nothing before the clock goes on, where so many replies took so long, the first one
-    not counted.
-
-    The clock counts replies. Where none come since all wait for a slow node, it has to go on about as fast, or what is
-    twice as slow as others would be found out only after as many seconds as others make chunks.
-    """
-    least_s, most_s = _LATE_S
-    return most_s if num_replies < 2 else min(max(_TICKS * taken_s / (num_replies - 1), least_s), most_s)
-
-
 class Dispatch:
     """Hands `num_chunks` chunks to nodes that come and go."""
 
@@ -166,6 +155,7 @@ class Dispatch:
         self._taken = 0
         self._failures: dict[int, int] = {}
         self._in_a_row: dict[str, int] = {}  # per node: failures since it last finished something
+        self._overdue = False  # nodes have been silent for long
         self._stopped = False
 
     @property
@@ -201,6 +191,12 @@ class Dispatch:
         """The chunks this node is working on."""
         return frozenset(self._out.get(node, ()))
 
+    def widen(self, window: int) -> None:
+        """So many chunks of the head may be handed out ahead of the trainer from here on, if that is more: there are
+        more nodes to keep at work. It never becomes less; what was handed out would be beyond it."""
+        head, tail = self._fronts
+        self._fronts = (replace(head, window=max(head.window, window)), tail)
+
     def node_up(self, *nodes: str) -> list[Decision]:
         """Nodes answer; they may have been here before. Those that come together are given work together."""
         for node in nodes:
@@ -217,8 +213,10 @@ class Dispatch:
             self._hand_back(chunk)
         return self._assign()
 
-    def finished(self, node: str, chunk: int) -> list[Decision]:
-        """A complete and checked reply. It counts even if its node was taken for dead meanwhile."""
+    def finished(self, node: str, chunk: int, overdue: bool = False) -> list[Decision]:
+        """A complete and checked reply. It counts even if its node was taken for dead meanwhile. `overdue`: as `late`
+        has it."""
+        self._overdue = overdue
         if node in self._out:
             self._out[node].discard(chunk)
             self._in_a_row.pop(node, None)
@@ -260,9 +258,11 @@ class Dispatch:
         self._taken += 1
         return self._assign()
 
-    def late(self) -> list[Decision]:
-        """The trainer has waited for a while, and nothing came: time passes though nobody replies."""
+    def late(self, overdue: bool = False) -> list[Decision]:
+        """The trainer has waited for a while, and nothing came: time passes though nobody replies. Nodes are `overdue`
+        where they have been silent for much longer than they usually are (`core.rhythm`)."""
         self._clock += 1
+        self._overdue = overdue
         return self._assign()
 
     def give_up(self, reason: str) -> list[Decision]:
@@ -340,15 +340,32 @@ class Dispatch:
         return [node for node in able if (node == self._own) == self._is_own(chunk)] or able
 
     def _take_over(self) -> list[Decision]:
-        """The trainer waits, and its own node has not begun with what is next for it: whoever is idle does that."""
+        """The trainer waits, and whoever the next chunk is for has not begun with it: who is idle does that."""
         if self._is_own is None or self._taken < self._delivered:
             return []
-        for chunk in self._waiting:
-            idle = [node for node in self._nodes_for(chunk) if not self._out[node] and node != self._own]
-            if idle and self._is_own(chunk):
+        soon = [chunk for chunk in self._waiting if chunk < self._taken + self._fronts[0].window]
+        for chunks in (filter(self._is_own, soon), filterfalse(self._is_own, soon)):
+            if (chunk := next(chunks, None)) is None:
+                continue
+            others = [node for node in self._nodes_for(chunk) if node != self._own]
+            if self._is_own(chunk):
+                idle = [node for node in others if not self._out[node]]
+            else:
+                idle = [self._own] if self._own and self._is_left_to_own(chunk, others) else []
+            if idle:
                 self._waiting.remove(chunk)
                 return [self._hand_out(min(idle, key=self._pace_of), chunk)]
         return []
+
+    def _is_left_to_own(self, chunk: int, others: Sequence[str]) -> bool:
+        """Are all nodes that it is for busy and overdue, while the trainer's own has nothing to do?
+
+        What they are busy with may have been done by it meanwhile. That it is faster than they are is no reason: how
+        much it reads over the trainer's link is the plan's business.
+        """
+        if not self._overdue or self._own not in self._nodes_for(chunk) or self._out[self._own]:
+            return False
+        return not any(self._has_room(node) for node in others)
 
     def _hand_out(self, node: str, chunk: int) -> Assign:
         if not self._out[node]:

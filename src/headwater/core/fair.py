@@ -12,7 +12,8 @@ right.
 
 What holds (tests/core/test_fair.py): nothing is lost or doubled; of a tenant's tasks the most urgent comes first, then
 the oldest; tenants of one weight that always have something to do are never further apart than two tasks for each
-thread; a tenant waits for no more than that behind each of the others.
+thread; a tenant waits for no more than that behind each of the others. Tasks of a place that has as many running as it
+may (`core.places`) wait, and hold up nobody else.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from headwater.core.places import Places
 
 T = TypeVar("T")
 
@@ -38,28 +41,38 @@ class _Account:
 
 @dataclass(frozen=True)
 class Turn:
-    """One task's: whose it is, of which kind, what it was taken to take, and by which weight that was put down."""
+    """One task's: whose it is, of which kind, what it was taken to take, by which weight that was put down, and
+    where it runs."""
 
     tenant: str
     urgency: int
     guessed_s: float
     weight: float = 1.0
+    place: str = ""
 
 
 class Fair(Generic[T]):
-    def __init__(self) -> None:
-        self._accounts: dict[str, _Account] = {}
+    def __init__(self, places: Places | None = None) -> None:
+        self._places = places
+        self._accounts: dict[tuple[str, str], _Account] = {}  # by tenant and place
         self._counter = 0
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def put(self, tenant: str, urgency: int, task: T, weight: float = 1.0) -> None:
+    @property
+    def may(self) -> bool:
+        """Whether there is a task that may begin now."""
+        if self._places is None:
+            return bool(self._size)
+        return any(account.tasks and self._places.may(place) for (_, place), account in self._accounts.items())
+
+    def put(self, tenant: str, urgency: int, task: T, weight: float = 1.0, place: str = "") -> None:
         """`weight` is the tenant's from here on."""
-        account = self._accounts.get(tenant)
+        account = self._accounts.get((tenant, place))
         if account is None:
-            account = self._accounts[tenant] = _Account(self._lowest())
+            account = self._accounts[tenant, place] = _Account(self._lowest())
         elif not account.tasks and not account.running:
             account.had_s = max(account.had_s, self._lowest() - LAG_S / max(weight, 1.0))
         account.weight = weight
@@ -68,21 +81,25 @@ class Fair(Generic[T]):
         heapq.heappush(account.tasks, (urgency, self._counter, task))
 
     def take(self) -> tuple[Turn, T]:
-        """The next task; there must be one."""
-        waiting = [(account.had_s, account.tasks[0][1], name) for name, account in self._accounts.items()
-                   if account.tasks]  # fmt: skip
-        _, _, name = min(waiting)
-        account = self._accounts[name]
+        """The next task; there must be one that may begin."""
+        waiting = [(account.had_s, account.tasks[0][1], key) for key, account in self._accounts.items()
+                   if account.tasks and (self._places is None or self._places.may(key[1]))]  # fmt: skip
+        _, _, key = min(waiting)
+        account = self._accounts[key]
+        if self._places is not None:
+            self._places.take(key[1])
         urgency, _, task = heapq.heappop(account.tasks)
         guessed_s = account.usual_s.get(urgency, 0.0)
         account.had_s += guessed_s / account.weight
         account.running += 1
         self._size -= 1
-        return Turn(name, urgency, guessed_s, account.weight), task  # type: ignore[return-value]
+        return Turn(key[0], urgency, guessed_s, account.weight, key[1]), task  # type: ignore[return-value]
 
     def took(self, turn: Turn, seconds: float) -> None:
         """A task is done."""
-        account = self._accounts.get(turn.tenant)
+        if self._places is not None:
+            self._places.give(turn.place)
+        account = self._accounts.get((turn.tenant, turn.place))
         if account is None:  # forgotten meanwhile
             return
         account.had_s += (seconds - turn.guessed_s) / turn.weight
@@ -105,6 +122,6 @@ class Fair(Generic[T]):
     def _forget_the_idle(self) -> None:
         """Those that have saved up what one can; names must not pile up."""
         lowest = self._lowest() - LAG_S
-        for name, each in list(self._accounts.items()):
+        for key, each in list(self._accounts.items()):
             if not each.tasks and not each.running and each.had_s <= lowest and len(self._accounts) > 1:
-                del self._accounts[name]
+                del self._accounts[key]

@@ -48,7 +48,7 @@ OPERATORS = frozenset({
     "aten.transpose.int", "aten.permute.default", "aten.t.default", "aten.expand.default", "aten.expand_as.default",
     "aten.cat.default", "aten.stack.default", "aten.split.Tensor", "aten.split_with_sizes.default",
     "aten.chunk.default",
-    "aten.unbind.int", "aten.select.int", "aten.slice.Tensor", "aten.narrow.int", "aten.squeeze.dim",
+    "aten.unbind.int", "aten.select.int", "aten.slice.Tensor", "aten.narrow.default", "aten.squeeze.dim",
     "aten.squeeze.default", "aten.squeeze.dims", "aten.unsqueeze.default", "aten.contiguous.default",
     "aten.clone.default", "aten.alias.default", "aten.roll.default", "aten.flip.default", "aten.pad.default",
     "aten.constant_pad_nd.default", "aten.repeat.default", "aten.movedim.int", "aten.swapaxes.default",
@@ -181,6 +181,10 @@ class PrefixGraph:
         ends = tuple(_end(each, len(inputs), len(calls)) for each in data["ends"])
         if not 1 <= len(ends) <= 256 or len({end.name for end in ends}) != len(ends):
             raise ConfigError("a prefix ends at 1 to 256 places with names of their own")
+        for spec in (*weights.values(), *(spec for end in ends for spec in end.boundary)):
+            if spec.dtype == "bfloat16":  # NumPy has none, and these travel as NumPy's arrays
+                raise ConfigError(f"{shown(spec.name)} is bfloat16, in which neither weights nor what crosses can "
+                                  "travel; use float32, or float16")  # fmt: skip
         return cls(inputs, calls, weights, trained, ends)
 
     def dumps(self) -> bytes:
@@ -227,9 +231,9 @@ def _argument(data: object, limit: int, weights: Mapping[str, TensorSpec], depth
             return Value(value)
         if tag == "weight" and isinstance(value, str) and value in weights:
             return Weight(value)
-        if tag == "dtype" and value in _DTYPES:
+        if tag == "dtype" and isinstance(value, str) and value in _DTYPES:
             return Dtype(value)
-        if tag == "layout" and value in _LAYOUTS:
+        if tag == "layout" and isinstance(value, str) and value in _LAYOUTS:
             return Layout(value)
         if tag == "float" and value in ("inf", "-inf", "nan"):
             return float(value)

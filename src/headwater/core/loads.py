@@ -19,6 +19,7 @@ from headwater.core.dispatch import window_of
 from headwater.core.form import Flag, Number, formed
 from headwater.core.plan import Plan
 from headwater.core.profile import Profile
+from headwater.core.prongs import ORDERED, WRR, tail_bytes
 from headwater.core.rig import Device, Link, Rig
 from headwater.core.share import more_ahead, own_out
 from headwater.errors import ConfigError, PlanError
@@ -94,11 +95,16 @@ class Work:
     own_s: Amount = 0.0  # CPU of the trainer's own node for a sample that it makes; its share is in `receive_s`
     own_engine_s: Amount = 0.0
     own_bytes: Amount = 0.0  # from the store, for such a sample
+    own_up_bytes: Amount = 0.0  # to the store: the request for it
 
     @property
     def mean_down_bytes(self) -> Amount:
         """Over all samples, whoever makes them."""
         return (1 - self.share) * self.down_bytes + self.share * self.own_bytes
+
+    @property
+    def mean_up_bytes(self) -> Amount:
+        return (1 - self.share) * self.up_bytes + self.share * self.own_up_bytes
 
 
 @dataclass(frozen=True)
@@ -166,14 +172,18 @@ def stack(choices: Sequence[Choice]) -> Choice:
 
 
 class Pricing:
-    """Prices plans for one model, profile, rig and job."""
+    """Prices plans for one model, profile, rig and job.
 
-    def __init__(self, cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize) -> None:
+    Times are those of `ordered`; memory is that of `prongs` for plans with a share, unless they have one of their own.
+    """
+
+    def __init__(self, cuts: Sequence[Cut], profile: Profile, rig: Rig, job: JobSize, *, prongs: str = ORDERED) -> None:
         if profile.trainer.suffix_on == "accelerator" and rig.accelerator is None:
             raise ConfigError("the profile's suffix was measured on an accelerator, and the rig has none")
         self.profile = profile
         self.rig = rig
         self.job = job
+        self._prongs = prongs
         self._cuts = {cut.index: cut for cut in cuts}
         groups: dict[tuple[Device, Link], list[str]] = {}
         for device, link in zip(rig.nodes, rig.links, strict=True):
@@ -276,7 +286,8 @@ class Pricing:
         if choice.prefix:
             own_s = fetch_s + trainer.finish_s + own_engine_s + self.own_ratio * like_node_s
             own_receive_s = own_s + trainer.receive_s_per_byte * here_bytes
-        own = {"own_s": own_s, "own_engine_s": own_engine_s, "own_bytes": stored_bytes}
+        own = {"own_s": own_s, "own_engine_s": own_engine_s, "own_bytes": stored_bytes,
+               "own_up_bytes": sizes.fetch_up_bytes}  # fmt: skip
         if not choice.near:
             return Work(node.serve_s, 0.0, receive_s + own_receive_s, loop_s, choice.suffix_s, stored_bytes,
                         sizes.fetch_up_bytes, 1.0, **own)  # fmt: skip
@@ -347,7 +358,7 @@ class Pricing:
             busy_s |= dict.fromkeys(each.names, share * times[NODE])
         if port is not None:
             loads.append((PORT_DOWN, None, work.mean_down_bytes / port.down_bytes_per_s))
-            loads.append((PORT_UP, None, (1 - work.share) * work.up_bytes / port.up_bytes_per_s))
+            loads.append((PORT_UP, None, work.mean_up_bytes / port.up_bytes_per_s))
         elif work.share:  # nothing tells whether nodes and store come in by the same way, so they are taken to
             whole = sum(len(each.names) * each.link.down_bytes_per_s for each in self._alike)
             stored_s = work.share * work.own_bytes / self.rig.to_store.down_bytes_per_s
@@ -371,6 +382,7 @@ class Pricing:
         chunk_s = lone_s + rows * (stored_s + work.own_s / host.capacity)
         return [
             (STORE_DOWN, None, share * stored_s),
+            (STORE_UP, None, share * work.own_up_bytes / link.up_bytes_per_s),
             (READS, None, share * lone_s / min(trainer.num_readers, self._under_way(knobs))),
             self._own_engine(knobs, work, self._own_chunks(knobs)),
             (AHEAD, None, share * chunk_s / (self._own_chunks(knobs) * rows)),
@@ -451,30 +463,49 @@ class Pricing:
         return self.profile.export_s + choice.upload_bytes * upload_s_per_byte
 
     def _memory(self, knobs: Plan, choice: Choice) -> tuple[tuple[str, Alike | None, Amount, int | None], ...]:
-        rows, groups = self._chunk_rows(knobs), self._groups(knobs)
-        group_rows = min(knobs.node_batch, rows)
+        strategy = ORDERED
+        if knobs.host_share > 0:
+            strategy = knobs.prongs if knobs.prongs != ORDERED else self._prongs
+        if strategy == WRR:
+            knobs = replace(knobs, chunk_rows=self.job.batch_size)  # a chunk is a batch there
+        groups, group_rows = self._groups(knobs), min(knobs.node_batch, self._chunk_rows(knobs))
         under_way_bytes = self._under_way(knobs) * choice.buffer_bytes
         found: list[tuple[str, Alike | None, Amount, int | None]] = []
-        chunks = min(self._window(knobs, choice), -(-self.job.num_samples // rows))
-        host_bytes = self.profile.trainer.base_bytes + chunks * rows * choice.raw_bytes
+        host_bytes: Amount = self.profile.trainer.base_bytes
         if choice.near:
             for each in self._alike:
                 inferring = min(max(1, round(each.device.cores)), groups) * group_rows
                 need = self.profile.node.base_bytes + choice.fixed_bytes + inferring * choice.infer_bytes
                 found.append((NODE, each, need + under_way_bytes, each.device.memory_bytes))
-        if knobs.host_share > 0 or (choice.prefix and not choice.near):
+        makes_rows = knobs.host_share > 0 or not choice.near
+        if makes_rows and choice.prefix:  # on a node beside the trainer; pixels are made by its own threads
             inferring = min(max(1, round(self.rig.trainer.cores)), groups) * group_rows
-            own_bytes = self.profile.node.base_bytes + choice.fixed_bytes + inferring * choice.infer_bytes
-            host_bytes = host_bytes + own_bytes + under_way_bytes
-        elif not choice.near:
+            host_bytes = host_bytes + self.profile.node.base_bytes + choice.fixed_bytes + inferring * choice.infer_bytes
+        if makes_rows:
             host_bytes = host_bytes + under_way_bytes
         step_bytes = self.job.first_batch * choice.step_bytes
         if self._on_accelerator and self.rig.accelerator is not None:
             found.append((ACCELERATOR, None, step_bytes, self.rig.accelerator.memory_bytes))
         else:
             host_bytes = host_bytes + step_bytes
+        host_bytes = host_bytes + self._held_bytes(knobs, choice, strategy, host_bytes)
         found.append((TRAINER, None, host_bytes, self.rig.trainer.memory_bytes))
         return tuple(found)
+
+    def _held_bytes(self, knobs: Plan, choice: Choice, strategy: str, rest_bytes: Amount) -> Amount:
+        """Rows that are on their way to the loop or wait for it, beside the `rest_bytes` that the trainer holds."""
+        rows, workers = self._chunk_rows(knobs), len(self.rig.nodes) + 1
+        num_chunks, chunk_bytes = -(-self.job.num_samples // rows), rows * choice.raw_bytes
+        if strategy == ORDERED:
+            return min(self._window(knobs, choice), num_chunks) * chunk_bytes
+        window_bytes = min(window_of(workers, knobs.prefetch), num_chunks) * chunk_bytes
+        if strategy == WRR:
+            return window_bytes
+        tail: Amount = (1 - knobs.host_share) * self.job.num_samples * choice.raw_bytes
+        if (has := self.rig.trainer.memory_bytes) is not None:  # what of the tail does not fit is made later
+            room = tail_bytes(has, most(0.0, has - rest_bytes - window_bytes))
+            tail = -most(-tail, -most((knobs.prefetch + 1) * chunk_bytes, room))
+        return window_bytes + tail
 
 
 def _measured(values: Sequence[float | None], cut: Cut, what: str) -> float:

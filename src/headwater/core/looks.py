@@ -146,9 +146,9 @@ def view(seen: Seen) -> dict[str, Any]:
         "threads": number("headwater_threads"),
         "chunks": {name: number(f"headwater_chunks_{name}") for name in ("working", "waiting", "stalled", "limit")},
         "memory": {
+            **{name: value for name, value in (seen.look.about.get("memory") or {}).items() if name != "tenants"},
             "resident_bytes": number("process_resident_memory_bytes"),
             "limit_bytes": number("headwater_memory_limit_bytes"),
-            **{name: value for name, value in (seen.look.about.get("memory") or {}).items() if name != "tenants"},
         },
         "cache": {
             "is_on": number("headwater_cache_on") > 0,

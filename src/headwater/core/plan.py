@@ -16,7 +16,7 @@ from typing import Any
 from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut
 from headwater.core.form import shown
-from headwater.core.prongs import ORDERED, STRATEGIES
+from headwater.core.prongs import ORDERED, STRATEGIES, WRR
 from headwater.core.tuning import AUTO, ENGINE_CHOICES
 from headwater.errors import PlanError
 
@@ -99,6 +99,11 @@ class Plan:
     def sends_input(self) -> bool:
         """Do nodes make the model's input of the pixels, and send its floats as the codec has them?"""
         return self.uses_storage and not self.has_prefix and self.codec != "raw"
+
+    @property
+    def is_share_open(self) -> bool:
+        """Does timing decide how much of the work is the trainer's? `host_share` is then what was expected."""
+        return self.split == PACE or self.prongs == WRR
 
     @property
     def uses_own(self) -> bool:

@@ -76,9 +76,9 @@ class _Places:
 class Key:
     """What a profile was measured on. Another model, data or machine has other costs."""
 
-    model: str = field(metadata=formed(Text()))  # digest of the captured graph and its weights' shapes
+    model: str = field(metadata=formed(Text()))  # digest of the graph, its cuts, and its weights: shape, type, trained?
     transforms: str = field(metadata=formed(Text()))  # digest of their JSON
-    data: str = field(metadata=formed(Text()))  # the data set's fingerprint
+    data: str = field(metadata=formed(Text()))  # the data set's fingerprint, and the store it is in
     node: str = field(metadata=formed(Text()))  # id of the nodes' kind of machine
     trainer: str = field(metadata=formed(Text()))  # id of the trainer's machine
     headwater: str = field(metadata=formed(Text()))  # the version
@@ -92,6 +92,7 @@ class NodeCosts:
     """Work on a node's cores.
 
     read_s               CPU of reading one sample, the store's own included if it shares the node's cores
+    lone_read_s          the part of it that reading takes by itself, to compare with; None: not known
     overhead_s           CPU of the node's process for one sample when all stages run at once, beyond their sum
     read_wait_s          how long a lone read takes beyond its CPU; `num_readers` wait at once
     serve_s              CPU on the nodes' cores for one sample that the trainer reads by itself; 0 where the store has
@@ -115,6 +116,7 @@ class NodeCosts:
     finish_s: float = field(default=0.0, metadata=formed(_SECONDS))
     overhead_s: float = field(default=0.0, metadata=formed(_SECONDS))
     read_wait_s: float = field(default=0.0, metadata=formed(_SECONDS))
+    lone_read_s: float | None = field(default=None, metadata=formed(Number(0.0, 1e5, optional=True)))
     serve_s: float = field(default=0.0, metadata=formed(_SECONDS))
     encode_s_per_byte: Mapping[str, float] = field(default_factory=dict, metadata=formed(_BY_CODEC))
     send_s_per_byte: float = field(default=0.0, metadata=formed(_PER_BYTE))

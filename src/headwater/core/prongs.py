@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,8 @@ from headwater.core.share import SHARES
 
 ORDERED, MTE, WRR = "ordered", "mte", "wrr"
 STRATEGIES = (ORDERED, MTE, WRR)
+# Assumed, not measured: of a trainer's memory, and of what is free of it, for rows of a tail that wait under mte.
+TAIL_MEMORY, TAIL_OF_FREE = 0.25, 0.5
 
 
 def meeting_point(num_entries: int, share: float, grain: int) -> int:
@@ -46,6 +49,16 @@ def meeting_point(num_entries: int, share: float, grain: int) -> int:
     if 0 < share < 1 and most >= 2:
         steps = min(max(steps, 1), most - 1)
     return min(num_entries, grain * steps)
+
+
+def tail_bytes(memory_bytes: float, free_bytes: Any) -> Any:
+    """What a machine may hold of an epoch's tail until its head is used up: live, simulated and estimated."""
+    return np.minimum(TAIL_MEMORY * memory_bytes, TAIL_OF_FREE * free_bytes)
+
+
+def tail_room(held_bytes: float, chunk_bytes: float, prefetch: int) -> int:
+    """The same in chunks; as many as a node works ahead in any case."""
+    return max(prefetch + 1, int(held_bytes / chunk_bytes))
 
 
 def next_share(share: float, trainer_s: float, storage_s: float) -> float:
@@ -144,7 +157,7 @@ class TwoEnded:
                 self._hand_back(chunk)
         return self._assign()
 
-    def finished(self, worker: str, chunk: int) -> list[Decision]:
+    def finished(self, worker: str, chunk: int, overdue: bool = False) -> list[Decision]:
         """A complete and checked reply; it counts even if its worker was taken for dead meanwhile."""
         if worker in self._out:
             self._out[worker].discard(chunk)
@@ -179,7 +192,7 @@ class TwoEnded:
         self._taken += 1
         return [*self._deliver(), *self._assign()]
 
-    def late(self) -> list[Decision]:
+    def late(self, overdue: bool = False) -> list[Decision]:
         """The loop has waited for a while, and nothing came: who has nothing to do gets what failed there before, or
         else what another one has."""
         decisions = self._assign()

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from headwater.core.cost import Estimate
 from headwater.core.cut import Cut
 from headwater.core.loads import LINK_DOWN, LOOP, SHARED, TRAINER, JobSize, Pricing, most
-from headwater.core.plan import LEAST_SHARE, MOST_SHARE, PACE, Plan
+from headwater.core.plan import LEAST_SHARE, MOST_SHARE, Plan
 from headwater.core.profile import Profile
 from headwater.core.rig import Device, Link, Rig
 from headwater.errors import ConfigError
@@ -219,7 +219,7 @@ class Replanner:
 
     def window(self, seen: Window) -> list[Replan]:
         """A window has ended, at a chunk boundary."""
-        if self._plan.split == PACE and seen.own_share is not None:  # as both sides were, not as was planned
+        if self._plan.is_share_open and seen.own_share is not None:  # as both sides were, not as was planned
             share = min(max(seen.own_share, LEAST_SHARE), MOST_SHARE)
             self._expect(replace(self._plan, host_share=share))
         self._since = min(self._since + seen.num_chunks, _MAX_PAUSE)

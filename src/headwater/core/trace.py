@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headwater.core.form import shown
 from headwater.errors import ConfigError
 
 TRAINER = "trainer"
-STAGES = ("read", "decode", "augment", "infer", "send", "wait", "step")
+STAGES = ("read", "decode", "augment", "infer", "send", "wait", "finish", "step")
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,11 @@ def from_perfetto(data: object) -> list[Span]:
     events = data.get("traceEvents") if isinstance(data, dict) else None
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise ConfigError("this is no timeline: it has no list of traceEvents")
-    names: dict[tuple[str, object, object], str] = {}
+    names: dict[tuple[str, str, str], str] = {}
     for event in events:
         if event.get("ph") == "M" and isinstance(about := event.get("args"), dict):
-            tid = event.get("tid") if event.get("name") == "thread_name" else 0
-            names[str(event.get("name")), event.get("pid"), tid] = str(about.get("name"))
+            tid = _text(event.get("tid")) if event.get("name") == "thread_name" else "0"
+            names[_text(event.get("name")), _text(event.get("pid")), tid] = _text(about.get("name"))
     spans = []
     for number, event in enumerate(events):
         if event.get("ph") != "X":
@@ -89,11 +90,16 @@ def from_perfetto(data: object) -> list[Span]:
             raise ConfigError(f"event {number} of the timeline has no times (ts, dur)")
         about = event.get("args")
         chunk = about.get("chunk") if isinstance(about, dict) else None
-        pid, tid = event.get("pid"), event.get("tid")
-        spans.append(Span(names.get(("process_name", pid, 0), str(pid)), names.get(("thread_name", pid, tid), str(tid)),
-                          str(event.get("name")), 1e-6 * float(start), max(0.0, 1e-6 * float(taken)),
+        pid, tid = _text(event.get("pid")), _text(event.get("tid"))
+        spans.append(Span(names.get(("process_name", pid, "0"), pid), names.get(("thread_name", pid, tid), tid),
+                          _text(event.get("name")), 1e-6 * float(start), max(0.0, 1e-6 * float(taken)),
                           chunk if isinstance(chunk, int) else None))  # fmt: skip
     return spans
+
+
+def _text(value: object) -> str:
+    """A name or a number of a timeline, whatever it is."""
+    return value if isinstance(value, str) else shown(value)
 
 
 def strips(spans: Sequence[Span], num_bins: int = 240) -> dict[str, Any]:

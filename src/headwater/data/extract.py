@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headwater.core.draw import Draw
+from headwater.core.places import Places
 from headwater.core.reads import Reads
 from headwater.core.ring import Decision, Decode, Infer, Read, Ring, Send
 from headwater.core.spec import TensorSpec
@@ -41,6 +43,7 @@ _POLL_S = 0.25  # how soon an abandoned request is noticed
 # link) three times, here 30 s, without hearing anything.
 SIGN_OF_LIFE_S = 5.0
 _INFER_FIRST, _DECODE_NEXT = 0, 1
+_OPEN_FIRST = -1
 # Floats of a piece are made where those of the piece before were: memory that is fetched anew is cleared by the
 # kernel first, and in no cache. Larger pieces than this are not kept for the next one.
 _KEPT_FLOATS = 16 << 20
@@ -110,10 +113,14 @@ class Busy:
 class Extractor:
     """Threads that turn chunks into rows; one per process, shared by all requests."""
 
-    def __init__(self, num_threads: int, num_readers: int = NUM_READERS, *, is_far: bool = False) -> None:
-        """`is_far` from the store, behind a link that others need, too: reads that crowd it become fewer."""
+    def __init__(
+        self, num_threads: int, num_readers: int = NUM_READERS, *, is_far: bool = False, are_places: bool = False
+    ) -> None:
+        """`is_far` from the store, behind a link that others need, too: reads that crowd it become fewer. With
+        `are_places` there are twice as many readers, and reads of one place have half of them (`core.places`)."""
+        assert not (is_far and are_places)
         self._compute = Pool(num_threads, "compute")
-        self._readers = Pool(num_readers, "read")
+        self._readers = Pool(num_readers, "read", Places(num_readers, are_several=are_places))
         self._reads = Reads(num_readers) if is_far else None
         self._floats = threading.local()
         self.busy = Busy()
@@ -121,6 +128,29 @@ class Extractor:
     @property
     def num_threads(self) -> int:
         return self._compute.num_threads
+
+    @property
+    def num_readers(self) -> int:
+        return self._readers.num_threads
+
+    def hanging(self, for_s: float) -> Counter[str]:
+        """Reads that have taken longer than that, by place."""
+        return self._readers.running_for(for_s)
+
+    def start(self, work: Callable[[], Any], tenant: str, weight: float = 1.0, place: str = "") -> Future[Any]:
+        """Carry out something that waits for the store, in a reader's thread, before other reads of this tenant."""
+        found: Future[Any] = Future()
+
+        def task() -> None:
+            if not found.set_running_or_notify_cancel():
+                return
+            try:
+                found.set_result(work())
+            except Exception as error:
+                found.set_exception(error)
+
+        self._readers.submit(_OPEN_FIRST, task, tenant, weight, place)
+        return found
 
     def rows(
         self,
@@ -133,14 +163,17 @@ class Extractor:
         gate: Gate | None = None,
         weight: float = 1.0,
         note: Note = lambda stage, start, end: None,
+        place: str = "",
     ) -> Iterator[Part]:
         """The chunk's rows in parts, as they get ready. Bad samples are reported, anything else raises.
 
         `run` gets at most `at_once` rows, or a whole group. A group waits for it as pixels, a quarter of the bytes.
         `gate` says when groups begin and how large they are; without it they are as large as was asked for. `weight` is
         the job's among those that share the threads. `note` is told of every stage of every sample and group.
+        `place` is where samples are read.
         """
-        passage = _Passage(self, store, chunk, run, at_once, gate or Open(chunk.extraction.node_batch), weight, note)
+        gate = gate or Open(chunk.extraction.node_batch)
+        passage = _Passage(self, store, chunk, run, at_once, gate, weight, note, place)
         try:
             yield from passage.parts(abandoned)
         finally:
@@ -194,8 +227,10 @@ class _Passage:
         gate: Gate,
         weight: float,
         note: Note = lambda stage, start, end: None,
+        place: str = "",
     ) -> None:
         self._extractor = extractor
+        self._place_read = place
         self._weight = weight
         self._note = note
         self._store = store
@@ -285,17 +320,21 @@ class _Passage:
         if self._is_mapped:
             reads = [decision.sample for decision in decisions if isinstance(decision, Read)]
             for group, _ in groupby(reads, self._ring.group_of):
-                self._extractor._readers.submit(0, self._guard(self._look_at, group), self._chunk.job, self._weight)
+                self._read_by(self._look_at, group)
         for decision in decisions:
             match decision:
                 case Read(sample) if not self._is_mapped:
-                    self._extractor._readers.submit(0, self._guard(self._read, sample), self._chunk.job, self._weight)
+                    self._read_by(self._read, sample)
                 case Decode(sample):
                     self._compute(_DECODE_NEXT, self._decode, sample)
                 case Infer(group):
                     self._compute(_INFER_FIRST, self._infer, group)
                 case Read() | Send():
                     pass  # _look_at reads; _infer has queued the part
+
+    def _read_by(self, task: Callable[[int], None], number: int) -> None:
+        guarded = self._guard(task, number)
+        self._extractor._readers.submit(0, guarded, self._chunk.job, self._weight, self._place_read)
 
     def _compute(self, urgency: int, task: Callable[[int], None], number: int) -> None:
         self._extractor._compute.submit(urgency, self._guard(task, number), self._chunk.job, self._weight)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,14 +20,28 @@ import pyarrow as pa
 from headwater.core import codecs
 from headwater.core.form import shown
 from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec
-from headwater.errors import DamagedError, RefusedError
+from headwater.core.unpacked import most_values
+from headwater.errors import ConfigError, DamagedError, RefusedError
 
 TRAINING = 1  # the version of what is said in these messages
-MAX_ABOUT_BYTES = 48 << 20  # the graph of a prefix, or the names of a batch's samples
 MAX_PARCEL_BYTES = (1 << 31) - (1 << 20)  # Flight sends no message of more than 2 GiB
 MAX_ARRAYS = 20_000
 
 SCHEMA = pa.schema([pa.field("values", pa.large_binary(), nullable=False)])
+_KIND = re.compile(rb'\s*\{\s*"kind"\s*:\s*"([a-z]{1,40})"')  # how the words of a message begin
+
+
+@dataclass(frozen=True)
+class Words:
+    """How many words a message may have. What they take in memory is bounded by their values, not by their bytes."""
+
+    max_bytes: int
+    max_values: int
+
+
+PLAIN = Words(1 << 20, 1 << 14)  # of any message but those that are named
+OPENING = Words(16 << 20, 1 << 20)  # the graph of a prefix
+_AN_ARRAY = Words(1 << 10, 32)  # more for each array: its name, type and shape
 
 
 @dataclass(frozen=True)
@@ -57,10 +72,12 @@ class Parcel:
         return pa.RecordBatch.from_arrays([column], schema=SCHEMA), json.dumps(said, separators=(",", ":")).encode()
 
     @classmethod
-    def from_batch(cls, batch: pa.RecordBatch | None, metadata: bytes) -> Parcel:
-        """The way back; DamagedError if it is no parcel. Arrays look into the batch, and can't be written to."""
-        if batch is None or not batch.schema.equals(SCHEMA, check_metadata=False) or len(metadata) > MAX_ABOUT_BYTES:
+    def from_batch(cls, batch: pa.RecordBatch | None, metadata: bytes, words: Mapping[str, Words] = {}) -> Parcel:
+        """The way back; DamagedError if it is no parcel. Arrays look into the batch, and can't be written to. `words`
+        are those that messages of some kinds may have; others are `PLAIN`."""
+        if batch is None or not batch.schema.equals(SCHEMA, check_metadata=False):
             raise DamagedError("a message came in another form than that of a parcel")
+        begins = _check_words(metadata, batch.num_rows, words)
         try:
             said = json.loads(metadata)
             kind, about, listed = said["kind"], said["about"], said["arrays"]
@@ -69,17 +86,25 @@ class Parcel:
             raise DamagedError(f"a message can't be read: {str(error)[:200]}") from error
         if not isinstance(kind, str) or not isinstance(about, dict) or not isinstance(listed, list):
             raise DamagedError("a message has no kind, or no words")
+        if begins in words and kind != begins:
+            raise DamagedError(f"a message is of kind {shown(kind)} and began as {begins}")
         column = batch.column(0)
         if column.null_count or not len(listed) == len(column) <= MAX_ARRAYS:
             raise DamagedError(f"a message names {len(listed)} arrays and has {len(column)}")
         arrays: dict[str, np.ndarray] = {}
         for place, each in enumerate(listed):
-            spec = TensorSpec.from_json(each)
+            try:
+                spec = TensorSpec.from_json(each)
+            except ConfigError as error:
+                raise DamagedError(f"a message's array {place}: {error}") from None
             value = column[place].as_buffer()
             if spec.name in arrays or spec.dtype == "bfloat16" or value.size != spec.row_bytes:
                 raise DamagedError(f"a message's array {shown(spec.name)} has {value.size:,} bytes; {spec} has "
                                    f"{spec.row_bytes:,}")  # fmt: skip
-            arrays[spec.name] = np.frombuffer(value, spec.dtype).reshape(spec.shape)
+            try:
+                arrays[spec.name] = np.frombuffer(value, spec.dtype).reshape(spec.shape)
+            except ValueError:  # beside a size of 0 the others may be anything
+                raise DamagedError(f"a message's array {shown(spec.name)} has a shape that no array has") from None
         return cls(kind, about, arrays)
 
     def number(self, name: str, low: int = 0, high: int = 2**63 - 1) -> int:
@@ -96,6 +121,22 @@ class Parcel:
             form = "missing" if found is None else f"{list(found.shape)} {found.dtype}"
             raise DamagedError(f"{self.kind}: {name} is {form}; it must be {list(shape)} {dtype}")
         return found
+
+
+def _check_words(metadata: bytes, num_arrays: int, words: Mapping[str, Words]) -> str:
+    """The kind that a message begins with; DamagedError if it has more words than one of that kind may have. Before
+    these are read."""
+    found = _KIND.match(metadata[:256])
+    kind = found[1].decode() if found else ""
+    most, num_arrays = words.get(kind, PLAIN), min(num_arrays, MAX_ARRAYS)
+    max_bytes = most.max_bytes + num_arrays * _AN_ARRAY.max_bytes
+    max_values = most.max_values + num_arrays * _AN_ARRAY.max_values
+    if len(metadata) > max_bytes or (num := most_values(metadata)) > max_values:
+        has = f"{len(metadata):,} bytes" if len(metadata) > max_bytes else f"up to {num:,} values"
+        raise DamagedError(f"a message that begins as {shown(kind)} has words of {has}; {max_bytes:,} bytes and "
+                           f"{max_values:,} values are the limit: use smaller batches, more micro_batches or an "
+                           "earlier cut")  # fmt: skip
+    return kind
 
 
 def pack_rows(codec: str, boundary: Boundary, tensors: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ Owns `Pixels`. The order of a batch is the trainer's; what a sample becomes is `
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 
@@ -20,6 +20,7 @@ from headwater.data.wire import Chunk
 from headwater.errors import BadSampleError, ConfigError, UnreachableError
 
 MAX_AHEAD = 2 * MAX_MICRO  # parts of batches: all of a batch, and of the next one
+_LOOK_S = 0.5  # how often who waits for rows looks whether anybody still wants them
 
 
 def pixels_of(
@@ -37,9 +38,13 @@ def pixels_of(
         num_found += len(part.ids)
     if num_found != len(chunk.samples):
         if abandoned():  # what is there of them must not pass for rows
-            raise UnreachableError("these rows were given up: the node is being stopped, or nobody waits for them")
+            raise _given_up()
         raise ConfigError(f"{len(chunk.samples) - num_found} of {len(chunk.samples)} samples gave no row")
     return found
+
+
+def _given_up() -> UnreachableError:
+    return UnreachableError("these rows were given up: the node is being stopped, or nobody waits for them")
 
 
 class Pixels:
@@ -59,7 +64,7 @@ class Pixels:
         self._make = partial(pixels_of, extractor, store)
         self._chunk = chunk
         self._abandoned = abandoned
-        self._weight = weight
+        self.weight = weight  # of what is fetched from now on
         self._pool = ThreadPoolExecutor(2, "pixels")
         self._max_rows = max_rows
         self._num_rows = 0  # of parts that were begun and not taken
@@ -77,12 +82,15 @@ class Pixels:
         self._go_on()
 
     def take(self, key: int) -> np.ndarray:
-        """Wait for them; they are not kept."""
+        """Wait for them, as long as anybody wants them: a store may hang for ever. They are not kept."""
         if key in self._waiting:
             self._begin(key)
         if key not in self._coming:
             raise ConfigError(f"part {key} of a batch was not asked for")
         coming, num_rows = self._coming.pop(key)
+        while not wait([coming], timeout=_LOOK_S).done:
+            if self._abandoned():
+                raise _given_up()
         found = coming.result()
         self._num_rows -= num_rows
         self._go_on()
@@ -106,7 +114,7 @@ class Pixels:
 
     def _begin(self, key: int) -> None:
         chunk = self._waiting.pop(key)
-        self._coming[key] = self._pool.submit(self._make, chunk, self._abandoned, self._weight), len(chunk.samples)
+        self._coming[key] = self._pool.submit(self._make, chunk, self._abandoned, self.weight), len(chunk.samples)
         self._num_rows += len(chunk.samples)
 
     def close(self) -> None:

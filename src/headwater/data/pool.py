@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from headwater.core.fair import Fair
+from headwater.core.places import Places
 
 Task = Callable[[], None]
 
@@ -21,14 +23,18 @@ END_WITHIN_S = 10.0  # that a task may go on after it was told to end; the longe
 class Pool:
     """Tasks must not raise: whoever submits one deals with its errors inside."""
 
-    def __init__(self, num_threads: int, name: str) -> None:
+    def __init__(self, num_threads: int, name: str, places: Places | None = None) -> None:
+        """`places` says how many of one place may run at once; there is a thread for all that it lets in."""
         assert num_threads >= 1
+        num_threads = num_threads if places is None else places.total
         self._at_once, self._running = num_threads, 0
-        self._tasks: Fair[Task] = Fair()
+        self._began: dict[int, tuple[float, str]] = {}  # thread → since when its task runs, and where
+        self._tasks: Fair[Task] = Fair(places)
         self._wake = threading.Condition()
         self._closed = False
         self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(num_threads)
+            threading.Thread(target=self._work, args=(number,), name=f"{name}-{number}", daemon=True)
+            for number in range(num_threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -45,11 +51,17 @@ class Pool:
                 self._wake.notify_all()
             self._at_once = at_once
 
-    def submit(self, urgency: int, task: Task, tenant: str = "", weight: float = 1.0) -> None:
+    def submit(self, urgency: int, task: Task, tenant: str = "", weight: float = 1.0, place: str = "") -> None:
         """Queue a task; of a tenant's, the lowest urgency number first, then the oldest."""
         with self._wake:
-            self._tasks.put(tenant, urgency, task, weight)
+            self._tasks.put(tenant, urgency, task, weight, place)
             self._wake.notify()
+
+    def running_for(self, seconds: float) -> Counter[str]:
+        """How many tasks of each place have run for longer than that."""
+        before = time.perf_counter() - seconds
+        with self._wake:
+            return Counter(place for began, place in self._began.values() if began < before)
 
     def close(self, within_s: float = END_WITHIN_S) -> None:
         """Drop what is queued, finish what runs, end the threads; those that hang, on a dead disk, are left behind."""
@@ -62,18 +74,20 @@ class Pool:
             if thread is not threading.current_thread():  # the garbage collector may close a job anywhere
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         while True:
             with self._wake:
-                while (not self._tasks or self._running >= self._at_once) and not self._closed:
+                while (self._running >= self._at_once or not self._tasks.may) and not self._closed:
                     self._wake.wait()
                 if self._closed:
                     return
                 turn, task = self._tasks.take()
                 self._running += 1
-            start = time.perf_counter()
+                start = time.perf_counter()
+                self._began[number] = start, turn.place
             task()
             del task  # don't keep its buffers alive while waiting for the next
             with self._wake:
                 self._tasks.took(turn, time.perf_counter() - start)
                 self._running -= 1
+                del self._began[number]

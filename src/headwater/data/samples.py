@@ -37,7 +37,9 @@ SCHEMA = {
 class SampleRef:
     """Where one sample lies: `length` bytes from `offset` of the object `key`, or all of it if `length` is -1.
 
-    `etag` is that of the object; in a packed set it also names the sample's record (`data.shards.reading`).
+    `size` is how many bytes the sample has: every layout knows it from its listing, so none is unknown, and 0 is an
+    empty one. Nodes set memory aside by it, and don't read more. `etag` is that of the object; in a packed set it also
+    names the sample's record (`data.shards.reading`).
     """
 
     id: int

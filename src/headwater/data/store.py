@@ -1,6 +1,6 @@
 """One object store behind a URL: list, read a range, ask a size, write an object.
 
-Owns `Store` and the rule that a key never leaves its root. The environment is read in one place, `_connect`.
+Owns `Store` and the rule that a key never leaves its root. The environment is read here alone, as stores are told.
 May import `headwater.errors` and obstore.
 """
 
@@ -79,6 +79,24 @@ def full_url(url: str) -> str:
     return url.rstrip("/") if url != "file:///" else url
 
 
+def store_name(url: str) -> str:
+    """Which store a URL is of, as this process reaches it: no folder in it, and nothing that is secret."""
+    parts = urlsplit(full_url(url))
+    if parts.scheme == "file":
+        return parts.scheme
+    of = {"s3": _server(_endpoint()), "az": os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")}.get(parts.scheme)
+    return f"{parts.scheme}://{_server(parts.geturl())}" + (f" of {of}" if of else "")
+
+
+def _server(url: str) -> str:
+    """Without user and password."""
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def _endpoint() -> str:
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+
+
 def split_url(url: str) -> tuple[str, str]:
     """The folder's URL and the name of the object in it."""
     folder, _, name = full_url(url).rpartition("/")
@@ -139,7 +157,7 @@ class Store:
                 return obstores.LocalStore(self._root)
             options: Any = dict(_TIMEOUT)
             if self.url.startswith("s3://"):
-                endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+                endpoint = _endpoint()
                 config: Any = {"endpoint": endpoint} if endpoint else {}
                 if endpoint.startswith("http://"):
                     # A store of one's own: no certificate, and rarely a host name for each bucket.
@@ -197,10 +215,12 @@ class Store:
         length: int | None = None,
         etag: str | None = None,
         max_bytes: int | None = None,
+        listed_bytes: int | None = None,
     ) -> Any:
         """The bytes of an object (a buffer), or `length` of them from `offset`.
 
-        With `etag`, an object that is not the one with that etag is a ChangedError. More than `max_bytes` are not read.
+        With `etag`, an object that is not the one with that etag is a ChangedError; so are more than `listed_bytes`.
+        More than `max_bytes` are not read.
         """
         self._check(key)
         if offset < 0 or (length is not None and length < 0):
@@ -216,6 +236,8 @@ class Store:
             result = self._objects.get(key, options=options)
             self.check_etag(key, self._etag(result.meta), etag)
             start, stop = result.range
+            if listed_bytes is not None and stop - start > listed_bytes:
+                raise self._changed(key, f"has {stop - start:,} bytes", f"with {listed_bytes:,}")
             if max_bytes is not None and stop - start > max_bytes:
                 raise BadSampleError(key, f"has {stop - start:,} bytes in {self._shown}, the limit for one sample is "
                                      f"{max_bytes:,}; make it smaller")  # fmt: skip
@@ -242,10 +264,13 @@ class Store:
     def check_etag(self, key: str, found: str, listed: str | None) -> None:
         """ChangedError if the object was listed with another etag than it has."""
         if listed and found != _bare(listed):
-            raise ChangedError(
-                f"{key} in {self._shown} has changed since it was listed: etag {found!r}, listed as "
-                f"{_bare(listed)!r}; list the data again (start a new job), or put the old object back"
-            )
+            raise self._changed(key, f"etag {found!r}", f"as {_bare(listed)!r}")
+
+    def _changed(self, key: str, found: str, listed: str) -> ChangedError:
+        return ChangedError(
+            f"{key} in {self._shown} has changed since it was listed: {found}, listed {listed}; list the data again "
+            "(start a new job), or put the old object back"
+        )
 
     def map(self, key: str) -> Mapped:
         """A file of a local store as memory, as it is now; no bytes are copied."""

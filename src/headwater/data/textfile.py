@@ -24,9 +24,9 @@ from pyarrow import csv as arrow_csv
 from headwater.core.form import shown
 from headwater.data.memory import memory_bytes
 from headwater.data.parquetfile import parquet_names, read_parquet
-from headwater.data.samples import SampleRef
+from headwater.data.samples import WHOLE, SampleRef
 from headwater.data.store import Store
-from headwater.errors import BadSampleError, DataError
+from headwater.errors import BadSampleError, ChangedError, DataError
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl")
 MAX_FILE_BYTES = 256 << 20  # it is read whole
@@ -216,4 +216,7 @@ def read_text(store: Store, ref: SampleRef) -> bytes:
         raise BadSampleError(place, "there is no text; fill it in, or drop the row")
     if len(text := value.encode()) > MAX_TEXT_BYTES:
         raise BadSampleError(place, f"the text has {len(text):,} bytes, the limit is {MAX_TEXT_BYTES:,}; shorten it")
+    if len(text) > (listed := ref.size if ref.length == WHOLE else ref.length):
+        raise ChangedError(f"{place} in {store!r} has changed since it was listed: has {len(text):,} bytes, listed "
+                           f"with {listed:,}; list the data again (start a new job)")  # fmt: skip
     return bytes(text)

@@ -14,12 +14,16 @@ import json
 import os
 import tempfile
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from headwater.core.form import shown
+from headwater.data.memory import memory_bytes
 from headwater.errors import ConfigError, RefusedError
 
 MAX_BYTES = 16 << 20  # of a file; MiniLM's has 0.5 MB, XLM-R's 17
@@ -29,6 +33,13 @@ MAX_GROWTH = 16.0  # times, that normalizers may make a text longer
 MAX_AFFIX = 256  # characters that a step puts in front of a text or of a part of it
 MAX_UNIGRAM = 256  # characters of a Unigram's longest word: a text is looked through for it from each of its places
 FILES_KEPT = 32
+# Of a file's bytes, the memory that it takes while it is loaded, and afterwards. By hand (tokenizers 0.23), the peak
+# and what stayed: vocabularies of 11 to 13 MB of WordPiece and WordLevel 27 and 14 times, BPE 32 and 10; of words of
+# two letters 51 and 20; added tokens of 2,000 letters 77 and 17. A Unigram has a tree of its words beside that, 273
+# bytes for each letter that no other word has at that place: 63 and 49 times in all, 73 and 51 for short words. One
+# whose tree takes more than `LOADING_TIMES` leave is refused, since how much to wait for is known from a file's size.
+LOADING_TIMES, READING_TIMES, HELD_TIMES, LETTER_BYTES = 96, 52, 20, 280
+KEPT_PART = 64  # of the memory, for tokenizers that nothing uses now
 UNKNOWN_TOKENIZER = "unknown tokenizer"  # in the text of a RefusedError: upload it, then ask again
 
 _PARTS = ("version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
@@ -80,6 +91,9 @@ def check(data: bytes) -> dict[str, Any]:
     if growth > MAX_GROWTH:
         raise ConfigError(f"the tokenizer's normalizer may make a text {growth:.3g} times as long; the limit is "
                           f"{MAX_GROWTH:g}")  # fmt: skip
+    if (num_bytes := _tree_bytes(said["model"])) > (most := (LOADING_TIMES - READING_TIMES) * len(data)):
+        raise ConfigError(f"the tokenizer's Unigram takes {num_bytes / 1e6:,.3g} MB in memory for its {len(data):,} "
+                          f"bytes; the limit is {most / 1e6:,.3g}; use one with shorter words")  # fmt: skip
     if not isinstance(said.get("added_tokens") or [], list):
         raise ConfigError("the tokenizer's added_tokens are not a list")
     word = said["model"].get("max_input_chars_per_word", 100)
@@ -105,6 +119,21 @@ def _check_model(model: Mapping[str, Any]) -> None:
                               f"{MAX_UNIGRAM}")  # fmt: skip
 
 
+def _tree_bytes(model: Mapping[str, Any]) -> int:
+    """What the tree of a Unigram's words takes."""
+    words = model.get("vocab")
+    if model.get("type") != "Unigram" or not isinstance(words, list):
+        return 0
+    found = sorted({str(each[0]).encode(errors="replace") for each in words if isinstance(each, list) and each})
+    letters = sum(map(len, found))
+    for word, after in pairwise(found):
+        for one, other in zip(word, after, strict=False):
+            if one != other:
+                break
+            letters -= 1
+    return LETTER_BYTES * letters
+
+
 def _check_part(part: str, said: Any, depth: int) -> float:
     """How many times as long a text may become by this part."""
     if said is None and part != "model":
@@ -119,6 +148,11 @@ def _check_part(part: str, said: Any, depth: int) -> float:
     if kind in ("Replace", "Split") and not (isinstance(pattern, dict) and set(pattern) == {"String"}):
         raise ConfigError(f"the tokenizer's {part} {kind} has a regular expression, whose matching may take for ever; "
                           "nodes run those with a plain text only")  # fmt: skip
+    if kind == "TemplateProcessing":
+        pieces = said.get("single")
+        if not isinstance(pieces, list) or sum(isinstance(each, dict) and "Sequence" in each for each in pieces) != 1:
+            raise ConfigError("the tokenizer's TemplateProcessing has the text more than once, or not at all; nodes "
+                              "run those that have it once")  # fmt: skip
     if kind == "Replace":
         return _growth(str(pattern["String"]), str(said.get("content") or ""))
     if kind == "Prepend" and len(str(said.get("prepend") or "")) > MAX_AFFIX:
@@ -138,8 +172,9 @@ def _growth(pattern: str, content: str) -> float:
     return max(1.0, len(content) / len(pattern)) if pattern else 1.0 + len(content)
 
 
-def keep(data: bytes, folder: Path | None = None) -> str:
-    """Keep this tokenizer, if it is one that can be loaded; its sha256."""
+def keep(data: bytes, folder: Path | None = None, *, all_of_them: bool = False) -> str:
+    """Keep this tokenizer, if it is one that can be loaded; its sha256. Of all, those used last are kept, unless
+    somebody else sees to that."""
     with _LOADING:
         _load(check(data))
     digest = hashlib.sha256(data).hexdigest()
@@ -154,7 +189,7 @@ def keep(data: bytes, folder: Path | None = None) -> str:
         Path(name).unlink(missing_ok=True)
         raise
     kept = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in kept[:-FILES_KEPT]:
+    for path in [] if all_of_them else kept[:-FILES_KEPT]:
         path.unlink(missing_ok=True)
     return digest
 
@@ -168,9 +203,68 @@ def path_of(digest: str) -> Path:
     raise RefusedError(f"{UNKNOWN_TOKENIZER} {digest}")
 
 
-@lru_cache(maxsize=FILES_KEPT)
-def load(digest: str, length: int) -> Any:
-    """The tokenizer of this sha256, which cuts texts off after `length` tokens. Threads may use it at the same time."""
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A tokenizer in memory, and what it takes. Threads may use it at the same time."""
+
+    tokenizer: Any
+    num_bytes: int
+
+
+class Kept:
+    """Tokenizers that are loaded: all that somebody holds, and those used last within so many bytes, but `at_least` so
+    many."""
+
+    def __init__(self, max_bytes: int, at_least: int = 1) -> None:
+        self._max_bytes, self._at_least = max_bytes, at_least
+        self._all: WeakValueDictionary[str, Loaded] = WeakValueDictionary()
+        self._last: OrderedDict[str, Loaded] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def allow(self, max_bytes: int, at_least: int) -> None:
+        with self._lock:
+            self._max_bytes, self._at_least = max_bytes, at_least
+
+    def get(self, digest: str) -> Loaded | None:
+        with self._lock:
+            found = self._all.get(digest)
+            if found is not None:
+                self._use(digest, found)
+            return found
+
+    def put(self, digest: str, loaded: Loaded) -> None:
+        with self._lock:
+            self._all[digest] = loaded
+            self._use(digest, loaded)
+
+    def _use(self, digest: str, loaded: Loaded) -> None:
+        self._last[digest] = loaded
+        self._last.move_to_end(digest)
+        total = sum(each.num_bytes for each in self._last.values())
+        while total > self._max_bytes and len(self._last) > self._at_least:
+            total -= self._last.popitem(last=False)[1].num_bytes
+
+
+KEPT = Kept(memory_bytes() // KEPT_PART)  # of the process
+
+
+def load(digest: str, length: int) -> Loaded:
+    """The tokenizer of this sha256, for texts that are cut off after `length` tokens."""
+    found = KEPT.get(digest)
+    if found is None:
+        with _LOADING:
+            found = KEPT.get(digest)  # another thread has loaded it meanwhile
+            if found is None:
+                found = _read(digest)
+                KEPT.put(digest, found)
+    special = found.tokenizer.num_special_tokens_to_add(is_pair=False)
+    if special >= length:
+        raise ConfigError(f"Tokenize: length is {length}, and the tokenizer adds {special} tokens to each text; give "
+                          f"at least {special + 1}")  # fmt: skip
+    return found
+
+
+def _read(digest: str) -> Loaded:
     path = path_of(digest)
     try:
         data = path.read_bytes()
@@ -179,28 +273,32 @@ def load(digest: str, length: int) -> Any:
     if hashlib.sha256(data).hexdigest() != digest:
         path.unlink(missing_ok=True)
         raise RefusedError(f"{UNKNOWN_TOKENIZER} {digest}: the stored file was damaged and is gone")
-    with _LOADING:
-        found = _load(check(data))
+    said = check(data)
+    found = Loaded(_load(said), HELD_TIMES * len(data) + _tree_bytes(said["model"]))
     with contextlib.suppress(OSError):
         os.utime(path)  # used now: the last to go
-    special = found.num_special_tokens_to_add(is_pair=False)
-    if special >= length:
-        raise ConfigError(f"Tokenize: length is {length}, and the tokenizer adds {special} tokens to each text; give "
-                          f"at least {special + 1}")  # fmt: skip
-    found.enable_truncation(length)
     return found
 
 
-def check_here(digest: str, length: int) -> None:
-    """RefusedError if this tokenizer is not here, or can't be used; it is loaded, which takes a moment."""
-    load(digest, length)
+def needs_bytes(digest: str) -> int:
+    """The memory that this tokenizer takes now, or will take while it is loaded. RefusedError if it is not here."""
+    found = KEPT.get(digest)
+    return LOADING_TIMES * size_of(digest) if found is None else found.num_bytes
+
+
+def size_of(digest: str) -> int:
+    """The bytes of its file. RefusedError if it is not here."""
+    try:
+        return path_of(digest).stat().st_size
+    except FileNotFoundError:
+        raise RefusedError(f"{UNKNOWN_TOKENIZER} {digest}") from None
 
 
 def pad_id_of(digest: str, source: Any) -> int | None:
     """What texts are filled up with: by the object that the tokenizer came from, by its file, or by its name."""
     said = json.loads(path_of(digest).read_bytes()).get("padding")
     of_file = said.get("pad_id") if isinstance(said, dict) else None
-    found = load(digest, MAX_LENGTH)
+    found = load(digest, MAX_LENGTH).tokenizer
     named = (found.token_to_id(name) for name in ("[PAD]", "<pad>", "<|padding|>"))
     candidates = (getattr(source, "pad_token_id", None), of_file, *named)
     return next((each for each in candidates if type(each) is int), None)
@@ -225,9 +323,12 @@ def _load(said: Mapping[str, Any]) -> Any:
 
 
 def ids_of(tokenizer: Any, text: str, length: int) -> list[int]:
-    """The ids of a text's tokens, at most `length`."""
+    """The ids of a text's tokens, at most `length`: cut off as the library does it, but without telling the tokenizer
+    how long, which other threads use with other lengths."""
     with _plain("the tokenizer failed on a text"):
-        found: list[int] = tokenizer.encode(text).ids
+        encoded = tokenizer.encode(text, add_special_tokens=False)
+        encoded.truncate(length - tokenizer.num_special_tokens_to_add(is_pair=False))
+        found: list[int] = tokenizer.post_process(encoded).ids
     if any(not 0 <= each < 2**31 for each in found[:length]):
         raise ConfigError("the tokenizer gives ids beyond 2**31 - 1")
     return found[:length]

@@ -26,6 +26,7 @@ from headwater.core.form import shown
 from headwater.core.plan import COMPRESSIONS, LIMITS, PRECISIONS
 from headwater.core.spec import ITEM_BYTES, Boundary, TensorSpec
 from headwater.core.tuning import ENGINE_CHOICES
+from headwater.core.unpacked import most_values
 from headwater.data.handover import Handed
 from headwater.data.samples import SCHEMA, SampleRef, Samples
 from headwater.data.secrets import redact
@@ -34,6 +35,7 @@ from headwater.errors import ConfigError, DamagedError
 
 PROTOCOL = 4
 MAX_REQUEST_BYTES = 64 << 20
+MAX_REQUEST_VALUES = 8 << 20  # in it: seven for each of as many samples as a chunk may have, and some
 MAX_ROW_BYTES = 1 << 30
 MAX_BLOB_BYTES = 1 << 28
 MAX_PROBE_SAMPLES = 256
@@ -230,6 +232,8 @@ def loads(ticket: bytes) -> Listing | Chunk | Probe | Calibrate | Blob:
     """Read a request from whoever sent it."""
     if len(ticket) > MAX_REQUEST_BYTES:
         raise ConfigError(f"a request of {len(ticket)} bytes; the limit is {MAX_REQUEST_BYTES}; lower chunk_rows")
+    if (num := most_values(ticket)) > MAX_REQUEST_VALUES:
+        raise ConfigError(f"a request of up to {num:,} values; the limit is {MAX_REQUEST_VALUES:,}; lower chunk_rows")
     try:
         data = json.loads(ticket)
     except (ValueError, RecursionError) as error:
@@ -333,17 +337,35 @@ def unpack_handed(metadata: bytes) -> Handed | None:
     return None if said is None else Handed.from_json(said)
 
 
-def pack_waiting(place: tuple[int, int] | None) -> bytes:
-    """As a sign of life's metadata: the place among those that wait for memory on the node, and how many they are."""
-    return b"" if place is None else json.dumps({"bad": [], "waiting": list(place)}).encode()
+MEMORY, QUOTA = "memory", "quota"  # what a request may wait for on a node
 
 
-def unpack_waiting(metadata: bytes) -> tuple[int, int] | None:
-    """The way back from `pack_waiting`; None if that is not what a batch came with."""
+@dataclass(frozen=True)
+class Waiting:
+    """What a request waits for; for memory also its place among those that do, and how many they are."""
+
+    reason: str
+    place: tuple[int, int] | None = None
+
+
+def pack_waiting(place: tuple[int, int] | None, reason: str = MEMORY) -> bytes:
+    """As a sign of life's metadata. For memory without a place: the request is in, and waits for nothing."""
+    if place is None:
+        return b"" if reason == MEMORY else json.dumps({"bad": [], "waits_for": reason}).encode()
+    return json.dumps({"bad": [], "waits_for": reason, "waiting": list(place)}).encode()
+
+
+def unpack_waiting(metadata: bytes) -> Waiting | None:
+    """The way back from `pack_waiting`; None if that is not what a batch came with, or the reason is none we know."""
     try:
-        place, count = json.loads(metadata)["waiting"]
-        return int(place), int(count)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        said = json.loads(metadata)
+        if said.get("waits_for", MEMORY) == QUOTA:
+            return Waiting(QUOTA)
+        if said.get("waits_for", MEMORY) != MEMORY:
+            return None
+        place, count = said["waiting"]
+        return Waiting(MEMORY, (int(place), int(count)))
+    except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

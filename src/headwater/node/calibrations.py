@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.data import wire
+from headwater.data.room import ROOM
 from headwater.errors import RefusedError
 from headwater.node.child import Children, is_alive
 from headwater.node.quantise import Ranges, has_vnni
@@ -101,7 +102,7 @@ class Calibrations:
             return str(kept["request"]), ranges
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError):
             path.unlink(missing_ok=True)
         return None
 
@@ -116,6 +117,7 @@ class Calibrations:
             self._lock.release()
 
     def _ask(self, asked: dict[str, Any], abandoned: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        asked = {**asked, "picture_bytes": ROOM.most_bytes}
         try:
             ended = self._children.run("headwater.node.quantise", json.dumps(asked).encode(), _WITHIN_S, abandoned)
         except OSError as error:

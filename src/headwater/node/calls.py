@@ -141,7 +141,7 @@ class Calls:
             for item in batches:
                 yield item
                 if asked.kind == "rows":
-                    self._sent(asked, *item)
+                    self._sent_batch(asked, *item)
 
     def received(self, asked: Asked, pieces: Iterable[bytes]) -> Iterator[bytes]:
         """An upload, piece by piece."""
@@ -149,6 +149,13 @@ class Calls:
             with self._lock:
                 self._tally.add("upload_bytes", asked.tenant, amount=len(piece))
             yield piece
+
+    def sent(self, asked: Asked, num_rows: int, num_bytes: int, num_bad: int = 0) -> None:
+        """Rows have gone to whoever asked, and samples without one."""
+        with self._lock:
+            self._tally.add("rows_sent", asked.tenant, amount=num_rows)
+            self._tally.add("row_bytes_sent", asked.tenant, amount=num_bytes)
+            self._tally.add("bad_samples", asked.tenant, amount=num_bad)
 
     def told_to_stop(self) -> None:
         """A signal: the first begins the drain, the second ends it."""
@@ -172,17 +179,14 @@ class Calls:
             self._drain.passed(now)
             return self._drain.why or None, self._drain.left_s(now)
 
-    def _sent(self, asked: Asked, batch: pa.RecordBatch, metadata: bytes) -> None:
+    def _sent_batch(self, asked: Asked, batch: pa.RecordBatch, metadata: bytes) -> None:
         num_bad = num_handed = 0
         if metadata:
             with contextlib.suppress(DamagedError):  # for the trainer to find
                 num_bad = len(wire.unpack_bad(metadata))
                 handed = wire.unpack_handed(metadata)
                 num_handed = 0 if handed is None else len(handed.ids)
-        with self._lock:
-            self._tally.add("rows_sent", asked.tenant, amount=batch.num_rows + num_handed)
-            self._tally.add("row_bytes_sent", asked.tenant, amount=batch.nbytes)
-            self._tally.add("bad_samples", asked.tenant, amount=num_bad)
+        self.sent(asked, batch.num_rows + num_handed, batch.nbytes, num_bad)
 
     def _over(self, asked: Asked, how: str) -> None:
         with self._lock:

@@ -50,6 +50,8 @@ METRICS = (
            ("prefix", "precision", "engine")),
     Metric("headwater_rows_made_total", "counter", "rows that were made, rather than taken from the cache"),
     Metric("headwater_read_bytes_total", "counter", "bytes read from the store"),
+    Metric("headwater_reads_hanging", "gauge", "reads that have had no answer for more than a minute"),
+    Metric("headwater_listings_hanging", "gauge", "listings that have found nothing for more than a minute"),
     Metric("headwater_busy_seconds_total", "counter", "time that threads spent in a stage", ("stage",)),
     Metric("headwater_prefixes", "gauge", "prefixes on disk"),
     Metric("headwater_prefixes_bytes", "gauge", "bytes of these"),
@@ -142,6 +144,8 @@ def _of_the_node(hello: dict[str, Any]) -> Iterator[Sample]:
         yield Sample(metric, hello["busy"].get(name, 0))
     for stage in STAGES:
         yield Sample("headwater_busy_seconds_total", hello["busy"][f"{stage}_s"], (stage,))
+    yield Sample("headwater_reads_hanging", hello["hanging"]["reads"])
+    yield Sample("headwater_listings_hanging", hello["hanging"]["listings"])
     yield Sample("headwater_prefixes", hello["prefix_files"]["num"])
     yield Sample("headwater_prefixes_bytes", hello["prefix_files"]["bytes"])
     yield Sample("headwater_prefixes_loaded", len(hello["prefixes"]))

@@ -40,18 +40,18 @@ class _Made:
 
 
 class Pages:
-    """Answers on `listener` until closed. `look` is told how many clients were turned away; `grants` has the tokens
-    that are in force, on a node that asks for one."""
+    """Answers on `listener` until closed. `look` is told how many clients were turned away; `why_not_ready` says
+    nothing if the node is; `grants` has the tokens that are in force, on a node that asks for one."""
 
     def __init__(
         self,
         listener: socket.socket,
         look: Callable[[int], Shown],
-        is_ready: Callable[[], bool],
+        why_not_ready: Callable[[], str],
         grants: Callable[[], Sequence[Grant]] | None = None,
     ) -> None:
         self._look = look
-        self._is_ready = is_ready
+        self._why_not_ready = why_not_ready
         self._grants = grants
         self._is_here_only = is_loopback(str(listener.getsockname()[0]))
         self._maker = ThreadPoolExecutor(1, "metrics")
@@ -79,7 +79,8 @@ class Pages:
             case "/healthz":
                 return Page(200, "ok\n")
             case "/readyz":
-                return Page(200, "ready\n") if self._is_ready() else Page(503, "draining\n")
+                fault = self._why_not_ready()
+                return Page(503, f"{fault}\n") if fault else Page(200, "ready\n")
             case "/metrics":
                 made = await self._fresh()
                 return _CANT_BE_MADE if made is None else made.metrics

@@ -28,6 +28,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,13 @@ from headwater.core.table import TableSpec, initial
 from headwater.data import tablewire
 from headwater.data.tablewire import UNKNOWN_BATCH, bags_of, places, unpack, vectors_of, whole
 from headwater.errors import ConfigError, DamagedError, RefusedError
-from headwater.node.steplog import StepLog
+from headwater.node.steplog import StepLog, sync_folder
 
 MAX_STAGED_IDS = 1 << 22  # of all of them
 MAX_STAGED = 16  # batches; a trainer that forgot some has them thrown away
 LOG_BYTES = 256 << 20  # of steps, before a checkpoint is written: after a kill they are done again
 MOST_LOGS = 4  # times that: where no checkpoint can be written, no further step is taken
+MAX_HEAD_BYTES = 1 << 16
 DIRTY = 0.5  # of the vectors in memory; with more, a checkpoint is written
 SLOT_BYTES = 8 + 8 + 8 + 1 + 4 + 4 * 4  # of `Hot` and of what is beside it, for each vector in memory
 FILES = ("vectors", "seats", "log", "log.old", "journal", "journal.new", "table.json.new")  # beside the head
@@ -56,6 +58,7 @@ _PAGE = mmap.PAGESIZE
 _SEAT_BYTES = 4
 _JOURNAL = struct.Struct("<4sIQQ")  # mark, checksum, version, number of records
 _MARK = b"hwj1"
+_MOST_VERSION = 2**62
 
 
 @dataclass(frozen=True)
@@ -93,26 +96,37 @@ class Part:
                 (folder / "vectors").touch(mode=0o600)
                 (folder / "seats").touch(mode=0o600)
                 self._write_head()
-            self._read_head()
-            self._open(cache_bytes)
+            with ExitStack() as stack:
+                self._read_head()
+                self._open(cache_bytes, stack)
+                stack.pop_all()
+        except OSError as error:
+            os.close(self._guard)
+            raise RefusedError(f"the files of {folder} can't be opened ({error.strerror}); make room on the node's "
+                               "disk, or load a saved table") from None  # fmt: skip
         except BaseException:
             os.close(self._guard)
             raise
 
-    def _open(self, cache_bytes: int) -> None:
+    def _open(self, cache_bytes: int, stack: ExitStack) -> None:
+        """What is on `stack` lets go of everything, should it end halfway."""
         self._columns = self.spec.dim + (1 if self.spec.optimizer == "sgd" else 2)
         self._record_bytes = self._columns * np.dtype(self.spec.dtype).itemsize
         self._file = os.open(self.folder / "vectors", os.O_RDWR | os.O_CLOEXEC)
+        stack.callback(os.close, self._file)
         self._seats_file = os.open(self.folder / "seats", os.O_RDWR | os.O_CLOEXEC)
+        stack.callback(os.close, self._seats_file)
         _check_size(self.spec, self.part)
         self._maps: tuple[mmap.mmap, mmap.mmap] | None = None
         if self._read_journal():
             self.once.version = self.once.settled = self.once.checkpoint = self._on_disk
         self._map_files()
+        stack.callback(self._unmap)
         self._remember(max(64, min(self.spec.num_in(self.part), cache_bytes // (self._record_bytes + SLOT_BYTES))))
         self.cache_bytes = self.hot.capacity * (self._record_bytes + SLOT_BYTES)
         self._staged: OrderedDict[int, Staged] = OrderedDict()
         self.log = StepLog(self.folder / "log")
+        stack.callback(self.log.close)
         self._replay()
 
     def settle(self, lease: str) -> None:
@@ -168,8 +182,13 @@ class Part:
             if not self.once.may_go_back(version):
                 raise RefusedError(f"part {self.part} is at version {self.once.version} and can go back to "
                                    f"{self.once.checkpoint} at most, not to {version}; load a saved table")  # fmt: skip
+            self._check_log()
             self._finish()
-            self.log.cut(version)
+            try:
+                self.log.cut(version)
+            except OSError as error:
+                self._check_log()
+                raise _full(error) from None
             self.once.went_back(version)
             self._forget()
             self._replay()
@@ -267,6 +286,7 @@ class Part:
             if isinstance(answer, Refuse):
                 raise RefusedError(answer.reason)
             if isinstance(answer, Apply):
+                self._check_log()
                 do = self._prepared(header, arrays)
                 self._check_memory(len(do.places))
                 self._settle_disk()
@@ -277,7 +297,7 @@ class Part:
                 self._bound_log()
                 slots, records = self._resident(do.places)
                 records = do.records(records)  # what can go wrong has gone wrong by now
-                body = message if "ids" in arrays or "places" in arrays else self._with_bags(header, arrays)
+                body = message if header.get("what") == "put" or "ids" in arrays else self._with_bags(header, arrays)
                 try:
                     self.log.append(version, body)
                 except OSError as error:
@@ -285,6 +305,21 @@ class Part:
                                        "go on") from None  # fmt: skip
                 self._put(slots, records, version)
                 self.once.applied(version)
+
+    def sync(self) -> None:
+        """What `step` has done is with the disk when this returns; only then it may be confirmed."""
+        try:
+            self.log.sync()
+        except OSError:
+            self._check_log()
+            raise
+
+    def _check_log(self) -> None:
+        """A part that has steps in memory which its disk did not keep goes no further with them."""
+        if self.log.fault is not None:
+            raise RefusedError(f"part {self.part} of the table takes no more steps: the node's disk failed to keep the "
+                               f"last one ({self.log.fault}), which is not confirmed; look at that disk, then open the "
+                               "table again, which is at the step before")  # fmt: skip
 
     def _bound_log(self) -> None:
         """Steps that come faster than checkpoints are written wait; those that nobody ever confirms are refused."""
@@ -295,9 +330,15 @@ class Part:
                                "trainer does not say all parts have; open the table again")  # fmt: skip
 
     def _with_bags(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
-        """The step with the bags that it only named: the log must know them."""
+        """The step with the bags that it only named: the log must know them. What else the message had is left out, so
+        that it can be read again: a message has limits."""
         staged = self._of(whole(header, "number"))
-        return tablewire.pack(header, {**arrays, **tablewire.bags_arrays(staged.bags)})
+        said = {name: header.get(name) for name in ("what", "version", "settled", "number", "lr")}
+        body = tablewire.pack(said, {"grads": arrays["grads"], **tablewire.bags_arrays(staged.bags)})
+        if len(body) > tablewire.MAX_MESSAGE_BYTES:
+            raise ConfigError(f"a step with its bags has {len(body):,} bytes; the limit is "
+                              f"{tablewire.MAX_MESSAGE_BYTES:,}: use smaller batches")  # fmt: skip
+        return body
 
     def _prepared(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> _Training | _Writing:
         spec = self.spec
@@ -348,8 +389,11 @@ class Part:
             if version != self.once.version + 1:
                 raise DamagedError(f"{self.folder}: the log goes on with step {version} after version "
                                    f"{self.once.version}; load a saved table")  # fmt: skip
-            header, arrays = unpack(body)
-            do = self._prepared(header, arrays)
+            try:
+                do = self._prepared(*unpack(body))
+            except (ConfigError, RefusedError) as error:
+                raise DamagedError(f"{self.folder}: step {version} of the log can't be done again ({error}); load a "
+                                   "saved table") from None  # fmt: skip
             slots, records = self._resident(do.places)
             self._put(slots, do.records(records), version)
             self.once.applied(version)
@@ -391,6 +435,8 @@ class Part:
         records = np.zeros((len(where), self._columns), self.spec.dtype)
         old, new = np.flatnonzero(seats >= 0), np.flatnonzero(seats < 0)
         if len(old):
+            if int(seats.max()) >= len(self._vectors):
+                raise DamagedError(f"{self.folder}/seats names records that are not there; load a saved table")
             self._expect(seats[old])
             records[old] = self._vectors[seats[old]]
         if len(new):
@@ -459,6 +505,7 @@ class Part:
         Nothing happens while somebody may have to go back behind it, and a checkpoint before this one is finished
         first. `anyway`: the trainer says that all parts are at this version.
         """
+        self._check_log()
         self._finish()
         if anyway:
             self.once.settled = self.once.version
@@ -470,6 +517,7 @@ class Part:
             self._reserve(where)
             self.log.turn()
         except OSError as error:
+            self._check_log()
             raise _full(error) from None
         seats = self._seats[where].astype(np.int64) - 1
         new = np.flatnonzero(seats < 0)
@@ -536,12 +584,18 @@ class Part:
         path = self.folder / "journal"
         if not path.exists():
             return False
+        num_in, size = self.spec.num_in(self.part), 2 * 8 + self._record_bytes
         with path.open("rb") as file:
-            mark, check, version, num = _JOURNAL.unpack(file.read(_JOURNAL.size))
-            data = file.read()
-        if mark != _MARK or zlib.crc32(data) != check:  # it was renamed after it was whole on the disk
+            head = file.read(_JOURNAL.size).ljust(_JOURNAL.size, b"\0")
+            mark, check, version, num = _JOURNAL.unpack(head)
+            right = mark == _MARK and version <= _MOST_VERSION and num <= num_in
+            data = file.read(num * size + 1) if right else b""
+        # It was renamed after it was whole on the disk.
+        if not right or len(data) != num * size or zlib.crc32(data) != check:
             raise DamagedError(f"{path} is damaged; load a saved table")
         homes = np.frombuffer(data, np.int64, 2 * num).reshape(2, num)
+        if num and not (homes.min() >= 0 and homes.max() < num_in):
+            raise DamagedError(f"{path} has vectors that the table has not; load a saved table")
         self._write_down(version, homes, memoryview(data)[2 * num * 8 :])
         return True
 
@@ -601,13 +655,15 @@ class Part:
     def _read_head(self) -> None:
         path = self.folder / "table.json"
         try:
-            data = json.loads(path.read_text())
-            self.spec, self.part = from_json(TableSpec, data["spec"], str(path)), int(data["part"])
-            version = self._on_disk = int(data["checkpoint"])
-            self._num_seats = int(data["num_seats"])
+            with path.open("rb") as file:
+                data = json.loads(file.read(MAX_HEAD_BYTES))
+            self.spec = from_json(TableSpec, data["spec"], str(path))
+            self.part = whole(data, "part", 0, self.spec.num_parts - 1)
+            version = self._on_disk = whole(data, "checkpoint", 0, _MOST_VERSION)
+            self._num_seats = whole(data, "num_seats", 0, self.spec.num_in(self.part))
             self.once = Once(str(data["lease"]), version, version, version)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DamagedError(f"{path} can't be read ({error}); load a saved table") from None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
+            raise DamagedError(f"{path} can't be read ({str(error)[:500]}); load a saved table") from None
 
     def _write_head(self, checkpoint: int | None = None) -> None:
         with self._head_lock:  # a checkpoint's thread writes it, and a trainer that takes over
@@ -623,11 +679,7 @@ class Part:
             self._sync_folder()
 
     def _sync_folder(self) -> None:
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.folder)
 
 
 class _Writer(threading.Thread):

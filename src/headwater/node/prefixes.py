@@ -131,27 +131,11 @@ class Prefixes:
         `room` makes room for a model of so many bytes to be looked at; `sign` is called now and then while others are
         looked at; `run` carries the look out, which may take a minute or two.
         """
-        try:
-            self._put(digest, pieces, room, sign, run)
-        except OSError as error:
-            raise RefusedError(
-                f"the prefix can't be kept in {self._folder}: {error.strerror or error}; make room on that disk, or "
-                "let the node use another one (`headwater serve --state FOLDER`; for a node that your script starts, "
-                "XDG_CACHE_HOME)"
-            ) from error
-
-    def _put(
-        self,
-        digest: str,
-        pieces: Iterable[bytes],
-        room: Callable[[int], Any],
-        sign: Callable[[], None],
-        run: Callable[[Callable[[], None]], None],
-    ) -> None:
         total, sha = 0, hashlib.sha256()
-        handle, name = tempfile.mkstemp(dir=self._folder, prefix=f"{os.getpid()}-", suffix=".part")
+        with self._on_disk():
+            handle, name = tempfile.mkstemp(dir=self._folder, prefix=f"{os.getpid()}-", suffix=".part")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with self._on_disk(), os.fdopen(handle, "wb") as file:
                 for piece in pieces:
                     total += len(piece)
                     if total > self.max_bytes:
@@ -166,11 +150,24 @@ class Prefixes:
                 raise RefusedError(f"{total} bytes arrived with sha256 {found}, not {digest}; upload it again")
             with room(total), self._turn(sign):
                 run(partial(self._look_at, Path(name)))
-            os.replace(name, self._path(digest))
-            self._make_room(digest)
+            with self._on_disk():
+                os.replace(name, self._path(digest))
+                self._make_room(digest)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+    @contextlib.contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        """The disk's own work, and nothing else: an OSError may also be a trainer's that has hung up."""
+        try:
+            yield
+        except OSError as error:
+            raise RefusedError(
+                f"the prefix can't be kept in {self._folder}: {error.strerror or error}; make room on that disk, or "
+                "let the node use another one (`headwater serve --state FOLDER`; for a node that your script starts, "
+                "XDG_CACHE_HOME)"
+            ) from error
 
     @contextlib.contextmanager
     def _turn(self, sign: Callable[[], None]) -> Iterator[None]:
@@ -184,11 +181,13 @@ class Prefixes:
 
     def _look_at(self, path: Path) -> None:
         """RefusedError if it can't be run, or may not be; requests may want only a part of it."""
-        model = path.read_bytes()
+        with self._on_disk():
+            model = path.read_bytes()
         check_upload(model, self.max_bytes)
         check_self_contained(model)
         del model
-        self._try_out(path)
+        with self._on_disk():
+            self._try_out(path)
 
     def path(self, digest: str) -> Path:
         """Where this prefix is kept."""

@@ -26,6 +26,7 @@ from headwater.core.tuning import Candidate
 from headwater.data import tokenizerfile, wire
 from headwater.data.extract import NEAR_READERS, Extractor
 from headwater.data.memory import peak_bytes, reset_peak, resident_bytes
+from headwater.data.room import ROOM
 from headwater.data.samples import SampleRef
 from headwater.data.shards.reading import read_sample
 from headwater.data.store import Store, open_store
@@ -221,6 +222,7 @@ def main() -> None:
     asked = json.loads(read_request())
     request, how = wire.loads(asked["request"].encode()), asked["how"]
     tokenizerfile.look_in(Path(asked["tokenizers"]))
+    ROOM.allow(asked["picture_bytes"])
     assert isinstance(request, wire.Probe)
     try:
         model = Model(Path(how["path"]).read_bytes(), how["outputs"], Candidate(**how["way"])) if how else None

@@ -22,6 +22,7 @@ import numpy as np
 from headwater.core.draw import Draw
 from headwater.data import wire
 from headwater.data.cores import cpu_flags, usable_cores
+from headwater.data.room import ROOM
 from headwater.data.shards.reading import read_sample
 from headwater.data.store import open_store
 from headwater.errors import BadSampleError, HeadwaterError, RefusedError
@@ -209,6 +210,7 @@ def main() -> None:
     """The child. Asked with samples it answers with ranges; asked with ranges as well it writes the file."""
     asked = json.loads(read_request())
     answer: dict[str, Any] = {}
+    ROOM.allow(asked["picture_bytes"])
     try:
         model = Path(asked["path"]).read_bytes()
         request = wire.loads(asked["request"].encode())

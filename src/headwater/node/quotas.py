@@ -2,7 +2,8 @@
 
 Owns `Quotas`: how many of a tenant's streams run at once and how many rows a second they begin (further ones wait, with
 signs of life meanwhile), and what it may upload and have kept. Which prefix is whose is in files beside them,
-`<digest>.tenant`. A call without a grant, on a node without tokens, passes.
+`<digest>.tenant`; so it is with tokenizers, which count among a tenant's prefixes. A call without a grant, on a node
+without tokens, passes.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import pyarrow as pa
 
 from headwater.core.access import Grant
 from headwater.core.rate import Rate
+from headwater.data import wire
+from headwater.data.tokenizerfile import FILES_KEPT
 from headwater.errors import RefusedError
 
+MAX_USED = 256  # prefixes of a tenant that are remembered; 64 of all tenants' are loaded at once
 MAX_WAITING = 256  # streams of one tenant; each is a thread of the node
 # Times the largest: what a tenant's may have together while they come in. Trainers of one job send at once.
 UPLOADS_AT_ONCE = 16
@@ -28,25 +32,28 @@ _POLL_S = 1.0
 
 
 class Quotas:
-    """`folder` is that of the prefixes."""
+    """`folder` is that of the prefixes, `tokenizers` that of these."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tokenizers: Path | None = None) -> None:
         self._folder = folder
+        self._tokenizers = tokenizers
         self._room = threading.Condition()
         self._running: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
         self._uploading: Counter[str] = Counter()  # bytes that have come of uploads under way
         self._rates: dict[tuple[str, int], Rate] = {}
-        self._used: defaultdict[str, set[str]] = defaultdict(set)  # prefixes by tenant, since the start
+        # Prefixes by tenant, since the start, the last to be asked for at the end.
+        self._used: defaultdict[str, dict[str, None]] = defaultdict(dict)
 
     def stream(
         self, grant: Grant | None, schema: pa.Schema, inner: Iterator[Any], abandoned: Callable[[], bool], num_rows: int
     ) -> Iterator[Any]:
-        """`inner`, once the tenant may have it; until then empty batches. It is told if nobody waits any more."""
+        """`inner`, once the tenant may have it; until then empty batches that say what for. It is told if nobody waits
+        any more."""
         if grant is None:
             yield from inner
             return
-        life = pa.RecordBatch.from_pylist([], schema=schema), b""
+        life = pa.RecordBatch.from_pylist([], schema=schema), wire.pack_waiting(None, wire.QUOTA)
         inside = False
         try:
             with self._wait(grant):
@@ -54,8 +61,8 @@ class Quotas:
                     yield life
                 until = time.monotonic() + self._wait_s(grant, num_rows)
                 while (left_s := until - time.monotonic()) > 0 and not abandoned():
-                    time.sleep(min(left_s, _POLL_S))
                     yield life
+                    time.sleep(min(left_s, _POLL_S))
             yield from inner
         finally:
             if inside:
@@ -94,14 +101,15 @@ class Quotas:
             return rate.wait_s(num_rows, time.monotonic())
 
     @contextlib.contextmanager
-    def session(self, grant: Grant | None) -> Iterator[None]:
-        """A call that lasts, which counts as one of the tenant's streams. RefusedError where it has them all."""
+    def session(self, grant: Grant | None, waits: Callable[[], None]) -> Iterator[None]:
+        """A call that lasts, which counts as one of the tenant's streams: once there is room for one more. Until then
+        `waits` is called every second; what it raises ends the wait."""
         if grant is None:
             yield
             return
-        if not self._enter(grant):
-            raise RefusedError(f"{grant.quota.max_chunks} streams of tenant {grant.tenant} run already, its limit; end "
-                               "another job first")  # fmt: skip
+        with self._wait(grant):
+            while not self._enter(grant):
+                waits()
         try:
             yield
         finally:
@@ -114,10 +122,15 @@ class Quotas:
         return 0.0 if grant is None else self._wait_s(grant, num_rows)
 
     def uses(self, grant: Grant | None, digest: str | None) -> None:
-        """The tenant has asked for this prefix."""
-        if grant is not None and digest is not None:
-            with self._room:
-                self._used[grant.tenant].add(digest)
+        """The tenant has asked for this prefix. One that is not here is nobody's: any number of them can be named."""
+        if grant is None or digest is None or not (self._folder / f"{digest}.onnx").exists():
+            return
+        with self._room:
+            used = self._used[grant.tenant]
+            used.pop(digest, None)
+            used[digest] = None
+            if len(used) > MAX_USED:
+                del used[next(iter(used))]
 
     def shown(self, grant: Grant, prefixes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those of the prefixes in use that the tenant has asked for itself."""
@@ -150,26 +163,35 @@ class Quotas:
             with self._room:
                 self._uploading[grant.tenant] -= counted
 
-    def uploaded(self, grant: Grant | None, digest: str) -> None:
-        """The tenant's prefix is kept from now on; what it used longest ago goes if all of its take too much."""
+    def uploaded(self, grant: Grant | None, digest: str, *, is_tokenizer: bool = False) -> None:
+        """The tenant's file is kept from now on; what it used longest ago goes if all of its take too much."""
         if grant is None:
             return
-        owner = self._folder / f"{digest}.tenant"
+        folder = self._tokenizers if is_tokenizer else self._folder
+        assert folder is not None
+        owner = folder / f"{digest}.tenant"
         with self._room:
             with contextlib.suppress(OSError):  # on a full disk it is nobody's, and goes with the longest unused ones
                 if not owner.exists():  # otherwise it is somebody else's, who uploaded it at the same time
                     owner.write_text(grant.tenant)
-            kept = []
-            for mark in self._folder.glob("*.tenant"):
-                with contextlib.suppress(OSError):
-                    if not (file := mark.with_suffix(".onnx")).exists():
-                        mark.unlink()
-                    elif mark.read_text() == grant.tenant:
-                        kept.append((file.stat().st_mtime_ns, file.stat().st_size, file, mark))
+            tokenizers = self._kept(grant.tenant, self._tokenizers, ".json")
+            kept = [*self._kept(grant.tenant, self._folder, ".onnx"), *tokenizers]
             total, most = sum(size for _, size, _, _ in kept), grant.quota.max_prefix_bytes
+            too_many = {file for *_, file, _ in tokenizers[:-FILES_KEPT]}
             for _, size, file, mark in sorted(kept):
-                if most is None or total <= most or file.stem == digest:
+                if file.stem == digest or (file not in too_many and (most is None or total <= most)):
                     continue
                 total -= size
                 for path in (file, mark):
                     path.unlink(missing_ok=True)
+
+    def _kept(self, tenant: str, folder: Path | None, suffix: str) -> list[tuple[int, int, Path, Path]]:
+        """(when it was last used, bytes, file, mark) of each file of this tenant; the one used longest ago first."""
+        kept = []
+        for mark in folder.glob("*.tenant") if folder is not None else ():
+            with contextlib.suppress(OSError, ValueError):
+                if not (file := mark.with_suffix(suffix)).exists():
+                    mark.unlink()
+                elif mark.read_text() == tenant:
+                    kept.append((file.stat().st_mtime_ns, file.stat().st_size, file, mark))
+        return sorted(kept)

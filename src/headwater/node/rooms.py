@@ -89,6 +89,7 @@ class Rooms:
                     case Refuse(request, need_bytes):
                         if request in self._rooms:
                             self._rooms[request].missing_bytes = need_bytes
+                            woken.append(self._rooms[request].worth_asking)  # it may be in the middle of its chunk
                     case Shrink() | Unload():
                         self._work.append(decision)
             if decisions:
@@ -140,6 +141,7 @@ class Room(Gate):
         self.number = number
         self._open = Open(need.wanted)
         self.missing_bytes: int | None = None
+        self.holds: Any = None  # what stays in memory while it is open
         self.worth_asking: _Wake = lambda: None
 
     @property
@@ -154,6 +156,10 @@ class Room(Gate):
             return self._rooms._wake.wait_for(self._is_in, timeout=within_s)
 
     def _is_in(self) -> bool:
+        self._check()
+        return self.number is None or self._rooms._machine.is_in(self.number)
+
+    def _check(self) -> None:
         if self.missing_bytes is not None:
             assert self._rooms.budget_bytes is not None
             raise RefusedError(
@@ -161,7 +167,6 @@ class Room(Gate):
                 f"there are {self._rooms.budget_bytes / 1e9:.2f} GB for all jobs; cut earlier, or give the node more "
                 "(`headwater serve --memory`)"
             )
-        return self.number is None or self._rooms._machine.is_in(self.number)
 
     @property
     def place(self) -> tuple[int, int] | None:
@@ -185,11 +190,13 @@ class Room(Gate):
             self._rooms._tell(lambda: event(number, need, time.monotonic()))
 
     def take(self, most: int) -> int | None:
+        """As of a gate. RefusedError if its tenant can't be served any more."""
         if self.number is None:
             return self._open.take(most)
         with self._rooms._wake:
             if self.number not in self._rooms._rooms:  # closed meanwhile
                 return None
+            self._check()
             return self._rooms._machine.take(self.number, most, time.monotonic())
 
     def give(self, rows: int) -> None:
@@ -203,6 +210,7 @@ class Room(Gate):
         self.worth_asking = ask
 
     def close(self) -> None:
+        self.holds = None
         self.worth_asking = lambda: None  # or a chunk that was given up would hold its rows in a ring with this room
         if (number := self.number) is not None:
             with self._rooms._wake:

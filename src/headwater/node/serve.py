@@ -108,8 +108,50 @@ def serve(
         sys.stdin.buffer.read()
         os.write(tell, _INPUT_ENDED)
 
-    _allow_files()
     listener = listen_http(http) if http else None  # what can't be is found before anything is started
+    node = open_node(roots, listen=listen, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
+                     cache_bytes=cache_bytes, cache_folder=cache_folder, num_caches=num_caches, drain_s=drain_s,
+                     max_memory_bytes=max_memory_bytes, adapt=adapt, is_wary=not until_input_ends, is_far=is_far,
+                     tokens=tokens, tls=tls, hand_over=hand_over, tables=tables, table_bytes=table_bytes,
+                     table_memory_bytes=table_memory_bytes)  # fmt: skip
+    if until_input_ends:
+        threading.Thread(target=watch, name="parent", daemon=True).start()
+    node.calls.changed = lambda: os.write(tell, _CHANGED)
+    if listener is not None:
+        pages = Pages(listener, node.shown, node.why_not_ready, node.grants)
+        node.http_port, node.num_turned_away = pages.port, lambda: pages.num_turned_away
+    announce(node)
+    log.info("the node ends: %s", _wait(node.calls, told))
+    node.stop(STOP_WITHIN_S)
+    if listener is not None:
+        pages.close()
+
+
+def open_node(
+    roots: tuple[str, ...],
+    *,
+    listen: str,
+    state: Path | None = None,
+    num_threads: int | None = None,
+    max_upload_bytes: int = 2 << 30,
+    cache_bytes: int | None = None,
+    cache_folder: Path | None = None,
+    num_caches: int = 1,
+    drain_s: float = 0.0,
+    max_memory_bytes: int | None = None,
+    adapt: bool = True,
+    is_wary: bool = True,
+    is_far: bool = False,
+    tokens: Path | OneToken | None = None,
+    tls: Tls | None = None,
+    hand_over: Path | None = None,
+    tables: Path | None = None,
+    table_bytes: int | None = None,
+    table_memory_bytes: int | None = None,
+) -> Node:
+    """A node that answers, with its folders; everything that can be wrong with them is said. The arguments are those of
+    `serve`; whoever opens it stops it."""
+    _allow_files()
     state = state or default_state()
     try:
         state.mkdir(parents=True, exist_ok=True)
@@ -121,8 +163,8 @@ def serve(
     cache = Cache(rows, cache_bytes, others)
     kept_tables, jobs_bytes = _tables(tables, table_bytes, table_memory_bytes, max_memory_bytes)
     try:
-        node = Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
-                    cache=cache, drain_s=drain_s, tokens=tokens, tls=tls, is_wary=not until_input_ends,
+        return Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
+                    cache=cache, drain_s=drain_s, tokens=tokens, tls=tls, is_wary=is_wary,
                     max_memory_bytes=jobs_bytes, adapt=adapt, is_far=is_far,
                     hand_over=hand_over, tables=kept_tables)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
@@ -133,17 +175,6 @@ def serve(
             f"can't listen on {listen} ({error}); is something else running there, or is it not an address of this "
             "machine? choose another with --listen"
         ) from error
-    if until_input_ends:
-        threading.Thread(target=watch, name="parent", daemon=True).start()
-    node.calls.changed = lambda: os.write(tell, _CHANGED)
-    if listener is not None:
-        pages = Pages(listener, node.shown, lambda: node.calls.is_serving, node.grants)
-        node.http_port, node.num_turned_away = pages.port, lambda: pages.num_turned_away
-    announce(node)
-    log.info("the node ends: %s", _wait(node.calls, told))
-    node.stop(STOP_WITHIN_S)
-    if listener is not None:
-        pages.close()
 
 
 def _tables(

@@ -15,11 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import PIL
@@ -28,13 +28,15 @@ import pyarrow.flight as flight
 
 from headwater.core import codecs
 from headwater.core.access import Grant, confirm
+from headwater.core.places import Places
 from headwater.core.turns import Turns
 from headwater.data import tablewire, tokenizerfile, wire
 from headwater.data.cores import machine, usable_cores
 from headwater.data.extract import NEAR_READERS, NUM_READERS, SIGN_OF_LIFE_S, Extractor
 from headwater.data.handover import Handed, Outbox
 from headwater.data.layouts import list_samples
-from headwater.data.memory import give_back, held_bytes, memory_bytes, page_cache_bytes
+from headwater.data.memory import give_back, held_bytes, page_cache_bytes
+from headwater.data.room import ROOM
 from headwater.data.samples import Samples
 from headwater.data.secrets import redact
 from headwater.data.store import Store, full_url, open_store
@@ -45,7 +47,8 @@ from headwater.node.calibrations import FORMAT as INT8_FORMAT
 from headwater.node.calls import Asked, Calls, tenant_of
 from headwater.node.child import Children
 from headwater.node.door import KEY, Door, grant_of
-from headwater.node.exchange import Exchange
+from headwater.node.exchange import Exchange, GoneError
+from headwater.node.hanging import Hanging
 from headwater.node.metrics import Shown, may_see, shown
 from headwater.node.prefixes import Prefixes, Wanted
 from headwater.node.quantise import has_vnni
@@ -54,7 +57,7 @@ from headwater.node.rooms import Room
 from headwater.node.roots import is_below
 from headwater.node.session import Session
 from headwater.node.tables import Tables
-from headwater.node.tenants import TIMES_MODEL, TRIAL_ROWS, Tenants
+from headwater.node.tenants import TIMES_MODEL, TRIAL_ROWS, Tenants, node_bytes, picture_bytes
 from headwater.node.tls import Tls
 from headwater.node.tokens import OneToken, TokensFile
 from headwater.version import VERSION
@@ -62,11 +65,17 @@ from headwater.version import VERSION
 MAX_CHUNKS = 16  # worked on at once; further ones wait their turn
 STALLED_S = 10.0  # a stream whose trainer has read nothing for so long no longer counts
 MAX_STORES = 64  # connections kept open; the oldest is dropped
-MAX_LISTINGS = 4  # at once; further ones wait
+MAX_LISTINGS = 4  # of one place at once; further ones wait
 CHILD_ENDS_WITHIN_S = 5.0  # once nobody waits for it
 PROBE_WITHIN_S = 600.0  # a measurement takes seconds; on a node with a hundredth of a core some minutes
 # What has a say in the numbers of a row beside the request: rows of another version are made anew, not served.
 _MAKER = f"headwater {VERSION}, pillow {PIL.__version__}"
+
+
+class Sign(Protocol):
+    """Tells a trainer that its upload is worked on: with its place where others use the memory that this needs."""
+
+    def __call__(self, place: tuple[int, int] | None = None) -> None: ...
 
 
 class Node(flight.FlightServerBase):
@@ -108,21 +117,27 @@ class Node(flight.FlightServerBase):
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self._prefixes = Prefixes(state / "prefixes", max_upload_bytes, self.num_threads, in_pieces=adapt,
                                   is_wary=is_wary)  # fmt: skip
-        self._quotas = Quotas(state / "prefixes")
+        self._quotas = Quotas(state / "prefixes", state / "tokenizers")
         self._tokenizers = state / "tokenizers"
         tokenizerfile.look_in(self._tokenizers)
         self._max_memory_bytes = max_memory_bytes
         self._tenants = Tenants(self._prefixes, self.num_threads, max_memory_bytes, adapt)
+        ROOM.allow(picture_bytes(max_memory_bytes, self.num_threads))
+        tokenizerfile.KEPT.allow(node_bytes(max_memory_bytes) // tokenizerfile.KEPT_PART, at_least=0)
         self._children = Children()
         self._slow = ThreadPoolExecutor(MAX_CHUNKS, "slow")  # what takes a while, and needs signs of life meanwhile
-        self._extractor = Extractor(self.num_threads, NUM_READERS if is_far else NEAR_READERS, is_far=is_far)
+        # Reads of one root, or of one tenant where there is one root, must not take what others need: a disk may hang.
+        tenants = {grant.tenant for grant in self.grants()} if self.grants is not None else set()
+        are_places = not is_far and (len(self.roots) > 1 or len(tenants) > 1)
+        self._extractor = Extractor(self.num_threads, NUM_READERS if is_far else NEAR_READERS, is_far=is_far,
+                                    are_places=are_places)  # fmt: skip
+        self._hanging = Hanging(self._extractor, Places(MAX_LISTINGS, are_several=are_places))
         self.cache = cache
         self._tables = tables or Tables(None)
         self._outbox = None if hand_over is None else Outbox(hand_over)
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
         self._stopping = False
-        self._listings = threading.Semaphore(MAX_LISTINGS)
         self._turns = Turns(MAX_CHUNKS, STALLED_S)
         self._room = threading.Condition()  # a turn was given back
         self.calls = Calls(drain_s)
@@ -163,7 +178,7 @@ class Node(flight.FlightServerBase):
             "num_threads": self.num_threads,
             "cores": min(float(self.num_threads), usable_cores()),
             "machine": machine(),
-            "memory_bytes": min(memory_bytes(), self._max_memory_bytes or memory_bytes()),
+            "memory_bytes": node_bytes(self._max_memory_bytes),
             "memory": memory,
             "max_upload_bytes": max_upload_bytes,
             "codecs": list(codecs.CODECS),
@@ -179,11 +194,16 @@ class Node(flight.FlightServerBase):
             "resident_bytes": held_bytes(),
             "page_cache_bytes": page_cache_bytes(),
             "draining": not self.calls.is_serving,
+            "hanging": self._hanging.look(),
             "hand_over": None if self._outbox is None else self._outbox.to_json(),
             "chunks": self._chunks(),
             "prefix_files": self._prefixes.files(),
             "tables": self._tables.to_json(),
         }
+
+    def why_not_ready(self) -> str:
+        """Nothing if it takes requests."""
+        return self._hanging.fault() if self.calls.is_serving else "draining"
 
     def shown(self, num_turned_away: int = 0) -> Shown:
         """One look at all of it: every number of /metrics, and what else is told to whom."""
@@ -247,20 +267,25 @@ class Node(flight.FlightServerBase):
                     pass
                 return
             grant = grant_of(context)
+
+            def sign(place: tuple[int, int] | None = None) -> None:
+                try:
+                    writer.write(pa.py_buffer(wire.pack_waiting(place) or b"waiting"))
+                except (pa.ArrowException, OSError):  # the trainer has hung up, which no disk is to blame for
+                    raise _ended() from None
+
             if (command := descriptor.command or b"").startswith(_TOKENIZER):
                 digest = _digest(command.removeprefix(_TOKENIZER).decode(errors="replace"))
-                self._put_tokenizer(digest, self._quotas.pieces(grant, _pieces(reader), tokenizerfile.MAX_BYTES))
+                pieces = self._quotas.pieces(grant, _pieces(reader), tokenizerfile.MAX_BYTES)
+                self._put_tokenizer(digest, pieces, sign, grant)
+                self._quotas.uploaded(grant, digest, is_tokenizer=True)
                 return
             digest = _digest(command.decode(errors="replace"))
             pieces = self._quotas.pieces(grant, self.calls.received(asked, _pieces(reader)), self._prefixes.max_bytes)
-
-            def sign() -> None:
-                writer.write(pa.py_buffer(b"waiting"))
-
             self._prefixes.put(digest, pieces, partial(self._room_to_look, sign), sign, partial(self._look, sign))
             self._quotas.uploaded(grant, digest)
 
-    def _put_tokenizer(self, digest: str, pieces: Iterator[bytes]) -> None:
+    def _put_tokenizer(self, digest: str, pieces: Iterator[bytes], sign: Sign, grant: Grant | None) -> None:
         data = bytearray()
         for piece in pieces:
             data += piece
@@ -269,7 +294,12 @@ class Node(flight.FlightServerBase):
         found = hashlib.sha256(data).hexdigest()
         if found != digest:
             raise RefusedError(f"{len(data)} bytes arrived with sha256 {found}, not {digest}; upload it again")
-        tokenizerfile.keep(bytes(data), self._tokenizers)
+
+        def keep() -> None:  # all of them, where a tenant's quota says which go
+            tokenizerfile.keep(bytes(data), self._tokenizers, all_of_them=grant is not None)
+
+        with self._room_to_look(sign, len(data), tokenizerfile.LOADING_TIMES):
+            self._look(sign, keep)
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         tenant = tenant_of(context)
@@ -284,13 +314,13 @@ class Node(flight.FlightServerBase):
             if isinstance(request, wire.Blob):
                 return self._stream(asked, context, wire.BLOB_SCHEMA, wire.blob_batches(request.num_bytes))
             if isinstance(request, wire.Listing):
-                self._check_root(request.url, context)
+                self._check_root(request.url, grant_of(context))
                 return self._stream(asked, context, wire.LISTING_SCHEMA, self._listing(request, context))
             chunk = request if isinstance(request, wire.Chunk) else request.chunk
-            self._check_root(chunk.extraction.url, context)
+            self._check_root(chunk.extraction.url, grant_of(context))
             self._quotas.uses(grant_of(context), chunk.extraction.prefix)
             if chunk.extraction.transforms.text is not None:
-                chunk.extraction.transforms.text.check_here()
+                tokenizerfile.path_of(chunk.extraction.transforms.text.needs)
             if isinstance(request, wire.Probe):
                 return self._stream(asked, context, wire.BLOB_SCHEMA, self._probe(request, context))
             if isinstance(request, wire.Calibrate):
@@ -308,12 +338,16 @@ class Node(flight.FlightServerBase):
     ) -> None:
         """A trainer's session: rows of its batches, up to a cut whose prefix may be trained here
         (docs/partition.md)."""
-        asked, grant = Asked("training", tenant_of(context)), grant_of(context)
-        with _as_status(), self.calls.under_way(asked), self._quotas.session(grant):
+        asked = Asked("training", tenant_of(context))
+        with _as_status(), self.calls.under_way(asked):
             if descriptor.command != b"train":
                 raise ConfigError("an exchange has the command train")
-            host = _SessionHost(self, context, grant)
-            Exchange(reader, writer, lambda: self._stopping).carry(lambda exchange: Session(exchange, host).run())
+            host = _SessionHost(self, asked, grant_of(context))
+            exchange = Exchange(reader, writer, lambda: self._stopping, context.is_cancelled)
+            try:
+                exchange.carry(lambda exchange: Session(exchange, host).run())
+            except GoneError:
+                raise _ended() from None
 
     def _stream(
         self,
@@ -362,6 +396,8 @@ class Node(flight.FlightServerBase):
             engine = yield from _signs(coming, schema)
             if abandoned():
                 raise _ended()
+            if want.transforms.text is not None:
+                want.transforms.text.loaded()  # the room holds it: only its length is looked at
             if engine is not None:
                 run, at_once = partial(engine.run, boundary=want.boundary), engine.batch
                 maker += f", {engine.name} {engines.version(engine.name)}"
@@ -393,22 +429,34 @@ class Node(flight.FlightServerBase):
                         if abandoned():
                             raise _ended()
                     chunk = replace(chunk, samples=tuple(chunk.samples[place] for place in kept.missing()))
-                store = self._store(want.url) if chunk.samples else None
+                store, place = None, self._place(want.url, grant)
+                if chunk.samples:  # by a reader: a disk that hangs must not hold up more than its readers
+                    opening = self._extractor.start(partial(self._store, want.url), chunk.job, weight, place)
+                    cleanup.callback(opening.cancel)
+                    for _ in self._while(opening, abandoned):
+                        self._hanging.look()
+                        yield pa.RecordBatch.from_pylist([], schema=schema), b""
+                    store = opening.result()
                 options: dict[str, Any] = {"note": note} if chunk.trace else {}
                 for part in () if store is None else self._extractor.rows(store, chunk, run, abandoned, at_once=at_once,
-                                                                          gate=room, weight=weight,
+                                                                          gate=room, weight=weight, place=place,
                                                                           **options):  # fmt: skip
+                    if not len(part.ids):  # for a while nothing came
+                        self._hanging.look()
                     columns = codecs.encode(want.codec, part.tensors, want.boundary)
                     if kept is not None:
                         kept.keep(part.ids, columns)
                     handed = self._handed(chunk, part.ids, part.tensors)
+                    said = wire.pack_bad(part.bad, handed)
+                    if not said and not len(part.ids) and not room.is_in:  # it was measured, and has to wait again
+                        said = wire.pack_waiting(room.place)
                     with self._sending(turn):
                         if handed is not None:
                             empty = pa.RecordBatch.from_pylist([], schema=schema)
-                            yield empty, wire.pack_bad(part.bad, handed)
+                            yield empty, said
                         else:
                             packed = wire.pack_columns(want.codec, want.boundary, part.ids, columns)
-                            yield packed, wire.pack_bad(part.bad)
+                            yield packed, said
                 if abandoned():
                     raise _ended()
                 if chunk.trace:
@@ -426,17 +474,17 @@ class Node(flight.FlightServerBase):
         return self._outbox.leave(ids, tensors, chunk.extraction.boundary)
 
     @contextmanager
-    def _room_to_look(self, sign: Callable[[], None], num_bytes: int) -> Iterator[None]:
+    def _room_to_look(self, sign: Sign, num_bytes: int, times: int = TIMES_MODEL) -> Iterator[None]:
         """Memory to load an upload for a moment, with signs of life while that has to be waited for."""
-        with self._tenants.errand("upload", TIMES_MODEL * num_bytes) as room:
-            for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, lambda: self._stopping):
-                sign()
+        with self._tenants.errand("upload", times * num_bytes) as room:
+            for place in self._tenants.wait(room, SIGN_OF_LIFE_S, lambda: self._stopping):
+                sign(place)
             if self._stopping:
                 raise _ended()
             yield
             give_back()
 
-    def _look(self, sign: Callable[[], None], work: Callable[[], None]) -> None:
+    def _look(self, sign: Sign, work: Callable[[], None]) -> None:
         """Carry this out, with signs of life meanwhile: gRPC hangs up on a call that is silent for 30 s."""
         looking = self._start(work)
         for _ in self._while(looking, lambda: self._stopping):
@@ -494,8 +542,8 @@ class Node(flight.FlightServerBase):
 
         digest = request.chunk.extraction.prefix
         with _as_status(), self._tenants.child("calibration", digest, TRIAL_ROWS) as room:
-            for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, abandoned):
-                yield wire.blob_batch(b""), b""
+            for place in self._tenants.wait(room, SIGN_OF_LIFE_S, abandoned):
+                yield wire.blob_batch(b""), wire.pack_waiting(place)
             gone = threading.Event()  # the context is of this call and must not be asked after it
             work = self._start(self._prefixes.calibrate, request, gone.is_set)
             try:
@@ -514,35 +562,37 @@ class Node(flight.FlightServerBase):
         """Signs of life while the store is listed, then the samples; the last batch's metadata belongs to them all."""
         counts: queue.SimpleQueue[int | Samples | HeadwaterError] = queue.SimpleQueue()
         gone = threading.Event()
+        place = self._place(request.url, grant_of(context))
 
-        def on_page(count: int) -> None:
+        def on_page(heard: Callable[[], None], count: int) -> None:
             if gone.is_set():
                 raise RefusedError("nobody waits for this listing any more")
+            heard()
             counts.put(count)
 
         def work() -> None:
-            try:
-                counts.put(
-                    list_samples(
-                        request.url,
-                        request.layout,
-                        path_column=request.path_column,
-                        label_column=request.label_column,
-                        text_column=request.text_column,
-                        on_page=on_page,
+            with self._hanging.listing(place) as heard:
+                try:
+                    counts.put(
+                        list_samples(
+                            request.url,
+                            request.layout,
+                            path_column=request.path_column,
+                            label_column=request.label_column,
+                            text_column=request.text_column,
+                            on_page=partial(on_page, heard),
+                        )
                     )
-                )
-            except HeadwaterError as error:
-                counts.put(error)
-            except Exception as error:
-                counts.put(HeadwaterError(f"unexpected {type(error).__name__}: {error}"))
-            finally:
-                self._listings.release()
+                except HeadwaterError as error:
+                    counts.put(error)
+                except Exception as error:
+                    counts.put(HeadwaterError(f"unexpected {type(error).__name__}: {error}"))
 
         with _as_status():
-            while not self._listings.acquire(timeout=SIGN_OF_LIFE_S):
+            while not self._hanging.may_list(place, SIGN_OF_LIFE_S):
                 if self._stopping or context.is_cancelled():
                     raise _ended()
+                self._hanging.look()
                 yield wire.listing_progress(0)
             threading.Thread(target=work, name="listing", daemon=True).start()
             found: int | Samples | HeadwaterError = 0
@@ -552,6 +602,7 @@ class Node(flight.FlightServerBase):
                     try:
                         found = counts.get(timeout=SIGN_OF_LIFE_S)
                     except queue.Empty:
+                        self._hanging.look()
                         if self._stopping or context.is_cancelled():
                             raise _ended() from None
             finally:
@@ -568,9 +619,11 @@ class Node(flight.FlightServerBase):
 
         with _as_status(), ExitStack() as cleanup:
             want = request.chunk.extraction
-            room = cleanup.enter_context(self._tenants.child("probe", want.prefix, want.node_batch))
-            for _ in self._tenants.wait(room, SIGN_OF_LIFE_S, abandoned):
-                yield wire.blob_batch(b""), b""
+            text = want.transforms.text
+            more_bytes = 0 if text is None else tokenizerfile.LOADING_TIMES * tokenizerfile.size_of(text.needs)
+            room = cleanup.enter_context(self._tenants.child("probe", want.prefix, want.node_batch, more_bytes))
+            for place in self._tenants.wait(room, SIGN_OF_LIFE_S, abandoned):
+                yield wire.blob_batch(b""), wire.pack_waiting(place)
             how: dict[str, Any] = {}
             if want.prefix:
                 wanted = Wanted.of(want)
@@ -581,7 +634,7 @@ class Node(flight.FlightServerBase):
                     yield wire.blob_batch(b""), b""
                 path, outputs, way = finding.result()
                 how = {"path": str(path), "outputs": outputs, "way": vars(way)}
-            asked = json.dumps({"request": request.dumps().decode(), "how": how,
+            asked = json.dumps({"request": request.dumps().decode(), "how": how, "picture_bytes": ROOM.most_bytes,
                                 "tokenizers": str(self._tokenizers)}).encode()  # fmt: skip
             gone = threading.Event()  # the context is of this call and must not be asked after it
             measuring = self._start(self._children.run, "headwater.node.probe", asked, PROBE_WITHIN_S, gone.is_set)
@@ -612,8 +665,15 @@ class Node(flight.FlightServerBase):
                 self._stores[url] = store
         return store
 
-    def _check_root(self, url: str, context: flight.ServerCallContext) -> None:
-        wanted, grant = full_url(url), grant_of(context)
+    def _place(self, url: str, grant: Grant | None) -> str:
+        """What hangs together: the root that this is below, by its text alone; or whose it is, where there is one."""
+        if len(self.roots) == 1:
+            return "" if grant is None else grant.tenant
+        above = [root for root in self.roots if f"{full_url(url)}/".startswith(f"{root.rstrip('/')}/")]
+        return redact(max(above, key=len, default=""))
+
+    def _check_root(self, url: str, grant: Grant | None) -> None:
+        wanted = full_url(url)
         roots = self.roots if grant is None else grant.roots or self.roots
         if any(is_below(wanted, root) for root in roots):
             return
@@ -628,30 +688,51 @@ class Node(flight.FlightServerBase):
 class _SessionHost:
     """What a session sees of its node."""
 
-    def __init__(self, node: Node, context: flight.ServerCallContext, grant: Grant | None) -> None:
-        self._node, self._grant = node, grant
-        self._context = context
-        most = node._prefixes.max_bytes
+    def __init__(self, node: Node, asked: Asked, grant: Grant | None) -> None:
+        self._node, self._asked = node, asked
+        self._grant = grant  # as it is in force
+        self._url = ""  # that the session is about, once it has said so
         self.num_threads = node.num_threads
-        self.max_weight_bytes = most if grant is None else grant.quota.upload_bytes(most)
-        self.weight = 1.0 if grant is None else grant.quota.weight
         self.extractor = node._extractor
         self.store = node._store
 
+    @property
+    def max_weight_bytes(self) -> int:
+        most = self._node._prefixes.max_bytes
+        return most if self._grant is None else self._grant.quota.upload_bytes(most)
+
+    @property
+    def weight(self) -> float:
+        return 1.0 if self._grant is None else self._grant.quota.weight
+
     def check_serving(self) -> None:
-        """A session may last for days, and its token be taken back meanwhile."""
         self._node.calls.check_serving()
-        if self._grant is not None and self._node.grants is not None:
-            confirm(self._node.grants(), self._grant, time.time())
 
     def check_root(self, url: str) -> None:
-        self._node._check_root(url, self._context)
+        self._url = url
+        self._node._check_root(url, self._grant)
+
+    def check_allowed(self) -> None:
+        """A session may last for days, and what its token allows change meanwhile."""
+        if self._grant is None or self._node.grants is None:
+            return
+        found = confirm(self._node.grants(), self._grant, time.time())
+        if found != self._grant:
+            self._grant = found
+            if self._url:
+                self.check_root(self._url)
+
+    def place(self, waits: Callable[[], None]) -> AbstractContextManager[None]:
+        return self._node._quotas.session(self._grant, waits)
 
     def room(self, num_bytes: int) -> Room:
         return self._node._tenants.errand("training", num_bytes)
 
     def pause_s(self, num_rows: int) -> float:
         return self._node._quotas.pause_s(self._grant, num_rows)
+
+    def sent(self, num_rows: int, num_bytes: int) -> None:
+        self._node.calls.sent(self._asked, num_rows, num_bytes)
 
 
 _ACTIONS = [

@@ -8,7 +8,8 @@ not needed.
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -16,8 +17,9 @@ from typing import Any, Protocol
 from headwater.core.form import shown
 from headwater.core.graph import End, PrefixGraph
 from headwater.core.partition import MAX_UNDER_WAY
+from headwater.core.unpacked import VALUE_BYTES
 from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
-from headwater.data.parcel import TRAINING, Parcel
+from headwater.data.parcel import PLAIN, TRAINING, Parcel, Words
 from headwater.data.pixels import MAX_AHEAD, Pixels
 from headwater.data.samples import SampleRef
 from headwater.data.store import Store
@@ -32,20 +34,35 @@ CODECS = ("raw", "fp16", "bf16")  # for what is trained; int8's error is too lar
 MAX_ROWS = 1 << 20
 MAX_MEASURED_ROWS = 4096
 REF_BYTES = 1024  # of a sample that was asked for: some texts and numbers
+REF_VALUES = 16  # of these, at most; commas in names count, too
+LOOK_S = 1.0  # how often who waits looks whether it is worth it still
 
 
 class Host(Protocol):
     """What a session needs of its node."""
 
     num_threads: int
-    max_weight_bytes: int
-    weight: float  # of the tenant among those that share the threads
 
     def check_root(self, url: str) -> None: ...
     def store(self, url: str) -> Store: ...
     def check_serving(self) -> None: ...
+    def check_allowed(self) -> None:
+        """RefusedError, unless the token that the session came with still allows it; its quota is that of now."""
+
+    def place(self, waits: Callable[[], None]) -> AbstractContextManager[None]:
+        """Among the tenant's streams; `waits` is called until there is one."""
+
     def room(self, num_bytes: int) -> Room: ...
     def pause_s(self, num_rows: int) -> float: ...
+    def sent(self, num_rows: int, num_bytes: int) -> None:
+        """Rows have gone to the trainer."""
+
+    @property
+    def max_weight_bytes(self) -> int: ...
+    @property
+    def weight(self) -> float:
+        """Of the tenant among those that share the threads."""
+
     @property
     def extractor(self) -> Extractor: ...
 
@@ -93,9 +110,16 @@ class Opened:
 
     @property
     def pixel_bytes(self) -> int:
-        """What its inputs take: those under way, and those for what is to come."""
+        """What its inputs take: those under way, and those for what is to come; and a message that asks for some."""
         most = max(self.ahead_rows, self.most_rows) + self.depth * self.most_rows
-        return most * self.pattern.extraction.boundary[0].row_bytes + self.most_asked * REF_BYTES
+        asked_bytes = self.most_asked * REF_BYTES + self.fetch_words.max_values * VALUE_BYTES
+        return most * self.pattern.extraction.boundary[0].row_bytes + asked_bytes
+
+    @property
+    def fetch_words(self) -> Words:
+        """Of a message that asks for a part of a batch."""
+        return Words(max(PLAIN.max_bytes, self.most_rows * REF_BYTES),
+                     max(PLAIN.max_values, self.most_rows * REF_VALUES))  # fmt: skip
 
     @property
     def most_asked(self) -> int:
@@ -135,12 +159,14 @@ class Session:
         self._meeting = Meeting(exchange, self._fetch)
         self._weight_bytes = 0
         self._asked: dict[int, _Asked] = {}  # by key
+        self._told = float("-inf")  # when it was last said that something is waited for
 
     def run(self) -> None:
-        opened = Opened.of(self._exchange.take())
-        chunk = opened.pattern
-        self._host.check_root(chunk.extraction.url)
         with ExitStack() as stack:
+            stack.enter_context(self._host.place(lambda: self._waits("quota")))
+            opened = Opened.of(self._exchange.take())
+            chunk = opened.pattern
+            self._host.check_root(chunk.extraction.url)
             pixels = Pixels(self._host.extractor, lambda: self._host.store(chunk.extraction.url), chunk,
                             lambda: self._exchange.is_gone, self._host.weight, opened.ahead_rows)  # fmt: skip
             stack.callback(pixels.close)
@@ -149,8 +175,9 @@ class Session:
             if opened.graph is not None and not opened.num_measured:
                 assert opened.end is not None
                 self._prefix = _training().TrainedPrefix(opened.graph, opened.end, opened.codec, self._keeps(opened),
-                                                         opened.depth)  # fmt: skip
+                                                         opened.depth, opened.max_rows)  # fmt: skip
                 stack.callback(self._let_go)
+            self._exchange.admit({"fetch": opened.fetch_words})
             self._exchange.send(Parcel("ready"))
             while True:
                 try:
@@ -179,13 +206,28 @@ class Session:
 
     def _wait_for(self, room: Room) -> None:
         """Until there is memory for it."""
-        told = 0.0
         while not room.wait(0.25):
-            if self._exchange.is_gone:
+            self._waits("memory", room.place)
+
+    def _waits(self, what: str, place: tuple[int, int] | None = None) -> None:
+        """While the session waits for something: is it worth it still? The trainer is told what it is about."""
+        if self._exchange.is_gone:
+            raise GoneError
+        self._host.check_serving()
+        self._host.check_allowed()
+        if time.monotonic() - self._told > SIGN_OF_LIFE_S:
+            self._exchange.send(Parcel("waiting", {"for": what, "place": list(place or (0, 0))}))
+            self._told = time.monotonic()
+
+    def _pay(self, num_rows: int) -> None:
+        """Wait until the tenant may have so many rows more, all of it: its rate counts on that."""
+        left_s = self._host.pause_s(num_rows)
+        while left_s > 0:
+            self._waits("rate")
+            slice_s = min(left_s, LOOK_S)
+            if self._exchange.rest(slice_s):
                 raise GoneError
-            if time.monotonic() - told > SIGN_OF_LIFE_S:
-                self._exchange.send(Parcel("waiting", {"place": list(room.place or (0, 0))}))
-                told = time.monotonic()
+            left_s -= slice_s
 
     def _do(self, parcel: Parcel) -> None:
         work = {"fetch": self._fetch, "forward": self._forward, "backward": self._backward, "collect": self._collect,
@@ -220,10 +262,14 @@ class Session:
         key, ids = parcel.number("key"), tuple(ref.id for ref in refs)
         if key in self._asked or len(self._asked) >= MAX_AHEAD:
             raise ConfigError(f"{len(self._asked)} parts of batches are being made already, or {key} is one of them")
+        epoch = parcel.number("epoch")
+        self._host.check_allowed()
+        self._pay(len(refs))
+        self._pixels.weight = self._host.weight
         needs_pixels = self._prefix is None or not self._prefix.has_kept(ids)
         if needs_pixels:
-            self._pixels.fetch(key, parcel.number("epoch"), refs)
-        self._asked[key] = _Asked(parcel.number("epoch"), refs, needs_pixels)
+            self._pixels.fetch(key, epoch, refs)
+        self._asked[key] = _Asked(epoch, refs, needs_pixels)
 
     def _trains(self) -> Any:
         if self._prefix is None:
@@ -232,6 +278,7 @@ class Session:
 
     def _weights(self, parcel: Parcel) -> None:
         prefix = self._trains()
+        self._host.check_allowed()
         self._weight_bytes += parcel.num_bytes
         if self._weight_bytes > (most := self._host.max_weight_bytes):
             raise RefusedError(f"the prefix's weights have more than {most / 1e6:,.3g} MB, the limit of uploads here; "
@@ -250,6 +297,7 @@ class Session:
     def _forward(self, parcel: Parcel) -> None:
         step, micro = parcel.number("step"), parcel.number("micro")
         self._host.check_serving()
+        self._host.check_allowed()
         key = parcel.number("key")
         if key not in self._asked:
             raise ConfigError(f"part {key} of a batch was not asked for")
@@ -259,21 +307,24 @@ class Session:
             self._pixels.fetch(key, asked.epoch, asked.refs)
             needs_pixels = True
         rows = self._pixels.take(key) if needs_pixels else None
-        if (pause_s := self._host.pause_s(len(ids))) > 0:
-            time.sleep(min(pause_s, 60.0))
         about = {"step": step, "micro": micro}
         if self._opened.graph is None:
             assert rows is not None
-            self._exchange.send(Parcel("rows", about, {"0": rows}))
+            self._send_rows(Parcel("rows", about, {"0": rows}), len(ids))
             return
         self._meeting.begin(step, parcel.about.get("alone") is True)
-        self._exchange.send(Parcel("rows", about, self._trains().forward(parcel, ids, rows, self._meeting)))
+        self._send_rows(Parcel("rows", about, self._trains().forward(parcel, ids, rows, self._meeting)), len(ids))
+
+    def _send_rows(self, parcel: Parcel, num_rows: int) -> None:
+        self._exchange.send(parcel)
+        self._host.sent(num_rows, parcel.num_bytes)
 
     def _backward(self, parcel: Parcel) -> None:
         self._trains().backward(parcel)
 
     def _collect(self, parcel: Parcel) -> None:
         step = parcel.number("step")
+        self._host.check_allowed()
         self._exchange.send(Parcel("grads", {"step": step}, self._trains().collect(step)))
 
     def _measure(self, parcel: Parcel) -> None:
@@ -281,6 +332,10 @@ class Session:
         rows = self._opened.num_measured
         if not rows:
             raise ConfigError("this session was not opened to measure")
+        self._host.check_allowed()
+        if self._opened.graph is not None:
+            self._pay(rows)  # which are made up, beside those that are decoded
+        self._asked.pop(parcel.number("key"), None)
         start = time.perf_counter()
         made = self._pixels.take(parcel.number("key"))
         pixels_s = (time.perf_counter() - start) / len(made)

@@ -76,7 +76,7 @@ class Tables:
             part.step(lease, body)
             if header.get("bring") is not None:
                 yield _bring(part, lease, header["bring"], whole(header, "version", 1))
-            part.log.sync()
+            part.sync()
             yield pack({})
         elif what == "stage":
             part.stage(lease, whole(header, "number"), bags_of(arrays, part.spec, part.part))
@@ -142,6 +142,9 @@ class Tables:
         wanted = whole(header, "cache_bytes")
         with self._lock:
             part = self._open.get(folder)
+            if part is not None and part.log.fault is not None:  # what its disk has kept counts, not its memory
+                self._shut(folder)
+                part = None
             if part is None and not (folder / "table.json").exists():
                 if not header.get("make"):
                     raise RefusedError(f"{UNKNOWN_TABLE}: there is no part {number} of {folder.parent.name} here")

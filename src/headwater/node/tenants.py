@@ -18,6 +18,7 @@ from typing import Any
 from headwater.core.admission import Need
 from headwater.core.spec import ITEM_BYTES
 from headwater.core.tuning import Tuned
+from headwater.data import tokenizerfile
 from headwater.data.memory import memory_bytes, resident_bytes
 from headwater.data.samples import WHOLE
 from headwater.data.wire import Chunk
@@ -27,11 +28,17 @@ from headwater.node.prefixes import Prefixes, Wanted
 from headwater.node.rooms import Room, Rooms
 
 # Kept out of the budget: what no line tells of (the wire's buffers, the kernel's, a heap's gaps), as a part of it all;
-# engines' libraries, once they are used (measured: 53 MB); and for each thread that decodes, a picture of 8 megapixels
-# and the floats of a piece.
+# engines' libraries, once they are used (measured: 53 MB); for each thread the floats of a piece; and pictures that are
+# being decoded (`picture_bytes`).
 MARGIN = 0.1
 LIBRARY_BYTES = 56 << 20
-THREAD_BYTES = 40 << 20
+FLOAT_BYTES = 8 << 20
+# Pictures: an eighth of it all, so that each thread of a node with 1 GB a core may have one of 12 megapixels at
+# `data.decode`'s 10 bytes each. A small node gives up to a quarter for one of 24 megapixels, as cameras make them, and
+# one with many threads 3 megapixels for each.
+PICTURE_PART, MOST_PICTURE_PART = 8, 4
+PICTURE_BYTES = 240 << 20
+THREAD_PICTURE_BYTES = 32 << 20
 LEAST_BYTES = 64 << 20  # of a budget: less than that runs no model
 # Until it is measured: a child that tries engines takes this much by itself (measured: 150 MB with both of them), and
 # this many times the model's file; a row of ResNet50, more than of most, takes this much in an engine (measured).
@@ -46,11 +53,23 @@ Start = Callable[..., Future[Any]]
 While = Callable[[Future[Any]], Iterator[None]]
 
 
+def node_bytes(limit_bytes: int | None) -> int:
+    """What the machine or its control group has, or less if told so."""
+    return min(memory_bytes(), limit_bytes or memory_bytes())
+
+
+def picture_bytes(limit_bytes: int | None, num_threads: int) -> int:
+    """Of that, what pictures may take while they are decoded; the budget is without it."""
+    total = node_bytes(limit_bytes)
+    return max(num_threads * THREAD_PICTURE_BYTES, total // PICTURE_PART,
+               min(total // MOST_PICTURE_PART, PICTURE_BYTES))  # fmt: skip
+
+
 def budget(limit_bytes: int | None, num_threads: int) -> int:
-    """Bytes for tenants: what the machine or its control group has, or less if told so, without what the node itself
-    takes."""
-    total = min(memory_bytes(), limit_bytes or memory_bytes())
-    own = resident_bytes() + LIBRARY_BYTES + int(MARGIN * total) + num_threads * THREAD_BYTES
+    """Bytes for tenants: what the node has, without what it takes itself."""
+    total = node_bytes(limit_bytes)
+    own = resident_bytes() + LIBRARY_BYTES + int(MARGIN * total) + num_threads * FLOAT_BYTES
+    own += picture_bytes(limit_bytes, num_threads)
     if total - own < LEAST_BYTES:
         raise ConfigError(
             f"{total / 1e6:,.0f} MB of memory are too little for a node with {num_threads} threads: it takes "
@@ -82,10 +101,10 @@ class Tenants:
         need = Need("", num_bytes, row_bytes, 0, rows)
         return self.rooms.open(f"{what} {next(self._errands)}", need, errand=True)
 
-    def child(self, what: str, digest: str | None, rows: int) -> Room:
+    def child(self, what: str, digest: str | None, rows: int, more_bytes: int = 0) -> Room:
         """The same for a child that runs a prefix."""
         model = TIMES_MODEL * self._prefixes.num_bytes(digest) if digest else 0
-        return self.errand(what, CHILD_BYTES + model, rows, ROW_BYTES)
+        return self.errand(what, CHILD_BYTES + model + more_bytes, rows, ROW_BYTES)
 
     def enter(
         self,
@@ -97,14 +116,30 @@ class Tenants:
         abandoned: Callable[[], bool],
         weight: float = 1.0,
     ) -> Generator[tuple[int, int] | None, None, Engine | None]:
-        """Says when to give a sign of life, with the place in the queue, until the room is in and its engine loaded.
+        """Says when to give a sign of life, with the place in the queue, until the room is in, and its tokenizer and
+        its engine loaded.
 
         The generator's value is the engine; None without a prefix.
         """
         want = chunk.extraction
         while True:
+            if not room.is_in:
+                room.holds = None  # as the engine, below
             yield from self.wait(room, pause_s, abandoned)
-            if abandoned() or not want.prefix:
+            if abandoned():
+                return None
+            if (text := want.transforms.text) is not None and room.holds is None:
+                room.holds = tokenizerfile.KEPT.get(text.needs)
+                if room.holds is None:
+                    loading = start(text.loaded)
+                    for _ in while_(loading):
+                        yield None
+                    room.holds = loading.result()
+                    del loading
+                room.needs(replace(self._need(chunk), weight=weight))
+                if not room.is_in:
+                    continue
+            if not want.prefix:
                 return None
             wanted = Wanted.of(want)
             engine: Engine | None = self._prefixes.ready(wanted)
@@ -153,14 +188,16 @@ class Tenants:
         wanted = min(want.node_batch, len(chunk.samples))
         pixels = want.transforms.pixel_spec.row_bytes
         crosses = sum(spec.row_bytes for spec in want.boundary)
-        sample = sum(ref.size if ref.length == WHOLE else ref.length for ref in chunk.samples) // len(chunk.samples)
+        # The largest: any group may consist of such, and what they are on average says nothing of one.
+        sample = max(ref.size if ref.length == WHOLE else ref.length for ref in chunk.samples)
         hold = sample + pixels + 2 * crosses  # the second as the wire has it
         if not want.prefix:
-            return Need("", 0, 0, hold, wanted)
+            return Need("", self._tokenizer_bytes(chunk), 0, hold, wanted)
         tuned = self._prefixes.tuned(Wanted.of(want))
         if tuned is None:
             return self._to_prepare(chunk)
         fixed, row = tuned.memory or self._guess(want.prefix)
+        fixed += self._tokenizer_bytes(chunk)
         work = (row + self._float_bytes(chunk)) * self._at_once(tuned)
         piece = tuned.candidate.batch
         return Need(Wanted.of(want).name, fixed, work, hold, wanted, rates=tuned.rates, piece=piece)
@@ -170,7 +207,13 @@ class Tenants:
         want = chunk.extraction
         assert want.prefix is not None
         model = TIMES_MODEL * self._prefixes.num_bytes(want.prefix)
-        return Need(Wanted.of(want).name, CHILD_BYTES + model, ROW_BYTES, 0, TRIAL_ROWS * self._num_threads)
+        fixed = CHILD_BYTES + model + self._tokenizer_bytes(chunk)
+        return Need(Wanted.of(want).name, fixed, ROW_BYTES, 0, TRIAL_ROWS * self._num_threads)
+
+    def _tokenizer_bytes(self, chunk: Chunk) -> int:
+        """Of each job that uses it, though several may use the same."""
+        text = chunk.extraction.transforms.text
+        return 0 if text is None else tokenizerfile.needs_bytes(text.needs)
 
     def _guess(self, digest: str) -> tuple[int, int]:
         """Where nothing could be measured."""

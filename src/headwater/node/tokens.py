@@ -76,8 +76,8 @@ class TokensFile:
         except OSError as error:
             raise ConfigError(f"the tokens file {self._path} can't be read: {error.strerror}; `headwater token TENANT "
                               "--to FILE` begins one") from None  # fmt: skip
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"the tokens file {self._path} is not TOML: {error}") from None
+        except (ValueError, RecursionError) as error:  # a number of many digits is a plain ValueError
+            raise ConfigError(f"the tokens file {self._path} is not TOML: {str(error)[:500]}") from None
         return tuple(self._placed(grant) for grant in read_grants(data, str(self._path)))
 
     def _placed(self, grant: Grant) -> Grant:

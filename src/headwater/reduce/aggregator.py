@@ -220,6 +220,7 @@ class Aggregator:
                 self._asked(guest, each["ask"])
             elif "leave" in each:
                 self._left(guest)
+                return  # whatever it says behind that
 
     def _join(self, guest: Guest, said: dict[str, object]) -> None:
         ticket = read_join(guest, said, self._keys, self._num_workers)
@@ -232,9 +233,13 @@ class Aggregator:
             there = self._jobs[guest.place] = Gathering(ticket.session, ticket.num_workers, ticket.lane)
         if isinstance(there, Running) or ticket.rank in there.guests:
             guest.ticket = None
-            raise JoinRefusedError(f"job {ticket.job!r} has a worker {ticket.rank} already, from "
-                                   f"{there.guests[ticket.rank].host}; give each worker a rank of its own, and each "
-                                   "job a name (job=)")  # fmt: skip
+            same = there.guests.get(ticket.rank)
+            if same is None:
+                raise JoinRefusedError(f"job {ticket.job!r} runs with {len(there.guests)} workers, and this one says "
+                                       f"that it is number {ticket.rank} of {ticket.num_workers}; start all workers "
+                                       "with the same number, or give each job a name (job=)")  # fmt: skip
+            raise JoinRefusedError(f"job {ticket.job!r} has a worker {ticket.rank} already, from {same.host}; give "
+                                   "each worker a rank of its own, and each job a name (job=)")  # fmt: skip
         if ticket.num_workers != there.num_workers:
             guest.ticket = None
             raise JoinRefusedError(f"job {ticket.job!r} has {there.num_workers} workers, say those that are here, and "
@@ -371,8 +376,8 @@ class Aggregator:
             key = self._keys[place[0]]
             if (
                 isinstance(there, Running) and isinstance(there.job, FlowJob) and there.job.job_id == job_id
+                and isinstance(theirs, str) and type(rank) is int and 0 <= rank < len(there.job.members)
                 and is_proof(said.get("proof"), key, "blocks", guest.nonce, theirs, job_id, rank)
-                and type(rank) is int and 0 <= rank < len(there.job.members)
                 and there.job.members[rank].wire is None and not guest.lines.has_more
             ):  # fmt: skip
                 fd = guest.lines.fileno()

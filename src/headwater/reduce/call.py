@@ -85,7 +85,9 @@ class Call:
         return (rest or (width if whole else 0)) * self.number.wire.itemsize, self.flags
 
     def take(self, block: int, packets: Packets, num_pieces: int, last_bytes: int) -> bool:
-        """The sum of a block; whether it is as long as it should be."""
+        """The sum of a block; whether it is as long as it should be, and could have come."""
+        if self.number is SCALED and self.exponents is None:  # the block has not even been sent
+            return False
         start, stop = self.span(block)
         width = self._piece_values
         whole, rest = divmod(stop - start, width)

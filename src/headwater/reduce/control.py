@@ -18,6 +18,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from headwater.core.form import shown
+from headwater.core.plain import plain
 from headwater.core.redact import TOKEN_START
 from headwater.errors import ConfigError
 
@@ -87,6 +89,11 @@ class Lines:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self.sock.close()
+
+
+def said_of(value: object) -> str:
+    """What the other side said, in words: it may be anything, and too deep to be written out."""
+    return plain(value)[:2000] if isinstance(value, str) else shown(value)
 
 
 def nonce() -> str:

@@ -20,7 +20,7 @@ from headwater.core.sums import Format, add_up
 from headwater.reduce.connection import BLOCK_BYTES, BLOCK_HEAD, Connection
 from headwater.reduce.control import Lines
 from headwater.reduce.packets import DATA, MEAN, RESULT, Layout, format_of_flags, read_word, word
-from headwater.reduce.slotjob import ALIKE, MisfitError
+from headwater.reduce.slotjob import ALIKE, MisfitError, checked_number
 
 BATCH = 16  # blocks of one worker before the next one's turn
 
@@ -172,7 +172,7 @@ class FlowJob:
             if about != abouts[0]:
                 raise MisfitError(f"block {block} is {_say(*abouts[0])} of worker 0 and {_say(*about)} of worker "
                                   f"{rank}; {ALIKE}")  # fmt: skip
-        number = format_of_flags(flags)
+        number = checked_number(block, flags)
         num_values = num_bytes // number.wire.itemsize
         made = self._sum(block)
         parts = [each.values(number)[:num_values] for each in self._parts[block % self.slots]]

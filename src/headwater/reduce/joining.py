@@ -10,13 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from headwater.core.form import shown
 from headwater.errors import AggregatorGoneError, JoinRefusedError
-from headwater.reduce.connection import Connection
-from headwater.reduce.control import PROTOCOL, Lines, is_proof, nonce, proof, tag_of
-from headwater.reduce.packets import Layout
+from headwater.reduce.connection import BLOCK_BYTES, Connection
+from headwater.reduce.control import PROTOCOL, Lines, is_proof, nonce, proof, said_of, tag_of
+from headwater.reduce.packets import BUFFER_BYTES, Layout
 from headwater.reduce.wire import Wire
 
 TCP, UDP = LANES = ("tcp", "udp")  # how blocks travel
+# What an aggregator may say of a job: whoever answers at its address has memory taken here by it.
+MAX_PIECE_BYTES = BLOCK_BYTES
+MAX_TOTAL = 1 << 20
+MAX_WINDOW_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -69,9 +74,10 @@ def join(
         stack.callback(control.close)
         heard: list[dict[str, Any]] = []
         hello = _next(control, heard, deadline, name, ticket)
-        if hello.get("headwater-reduce") != PROTOCOL:
+        if hello.get("headwater-reduce") != PROTOCOL or not isinstance(hello.get("nonce"), str):
             raise JoinRefusedError(f"{name} is no aggregator that speaks version {PROTOCOL} of the protocol; it said "
-                                   f"{str(hello)[:100]}. Use the same version of headwater on both sides")  # fmt: skip
+                                   f"{said_of(hello.get('headwater-reduce'))}. Use the same version of headwater on "
+                                   "both sides")  # fmt: skip
         ours = nonce()
         udp: socket.socket | None = None
         port = 0
@@ -97,18 +103,29 @@ def join(
                     proof=proof(ticket.key, "join", *said))  # fmt: skip
         start = _next(control, heard, deadline, name, ticket)
         if "refused" in start:
-            raise JoinRefusedError(f"{name} refused worker {ticket.rank} of job {ticket.job!r}: {start['refused']}")
-        if why := start.get("gone") or start.get("stopped"):
-            raise AggregatorGoneError(f"the job {ticket.job!r} did not begin on {name}: {why}")
+            why = said_of(start["refused"])
+            raise JoinRefusedError(f"{name} refused worker {ticket.rank} of job {ticket.job!r}: {why}")
+        if ended := start.get("gone") or start.get("stopped"):
+            raise AggregatorGoneError(f"the job {ticket.job!r} did not begin on {name}: {said_of(ended)}")
         job_id = start.get("start")
         facts = tuple(start.get(each) for each in ("slots", "piece_bytes", "total"))
-        if not all(isinstance(each, int) and each >= 1 for each in facts) or not is_proof(
-            start.get("proof"), ticket.key, "start", ours, job_id, *facts
+        if (
+            not isinstance(job_id, str)
+            or not all(type(each) is int and each >= 1 for each in facts)
+            or not is_proof(start.get("proof"), ticket.key, "start", ours, job_id, *facts)
         ):
             raise JoinRefusedError(
                 f"what answers at {name} does not know the job's key; it is not the aggregator meant"
             )
         num_slots, piece_bytes, total = (int(each or 0) for each in facts)
+        if piece_bytes % 8 or piece_bytes > MAX_PIECE_BYTES or total > MAX_TOTAL:
+            raise JoinRefusedError(f"{name} would have pieces of {shown(piece_bytes)} bytes and {shown(total)} "
+                                   f"workers; the limits are {MAX_PIECE_BYTES:,}, in multiples of 8, and "
+                                   f"{MAX_TOTAL:,}")  # fmt: skip
+        if num_slots * max(Layout(piece_bytes).block_bytes, BUFFER_BYTES) > MAX_WINDOW_BYTES:
+            raise JoinRefusedError(f"{name} would have {shown(num_slots)} blocks under way, which take more than "
+                                   f"{MAX_WINDOW_BYTES / 1e6:,.0f} MB here; start it with a smaller "
+                                   "--window")  # fmt: skip
         layout = Layout(piece_bytes)
         wire = make_wire(udp, layout) if udp else connect(where, ticket, str(job_id), deadline)
         stack.pop_all()
@@ -128,12 +145,14 @@ def connect(where: tuple[str, int], ticket: Ticket, job_id: str, deadline: float
             raise AggregatorGoneError(f"the aggregator at {name} answers no more: {error}") from None
         lines = Lines(sock)
         stack.callback(lines.close)
-        hello, ours = _next(lines, heard, deadline, name, ticket), nonce()
+        theirs, ours = _next(lines, heard, deadline, name, ticket).get("nonce"), nonce()
+        if not isinstance(theirs, str):
+            raise AggregatorGoneError(f"what answers at {name} now is no aggregator")
         lines.say(blocks=job_id, rank=ticket.rank, nonce=ours,
-                  proof=proof(ticket.key, "blocks", hello.get("nonce"), ours, job_id, ticket.rank))  # fmt: skip
+                  proof=proof(ticket.key, "blocks", theirs, ours, job_id, ticket.rank))  # fmt: skip
         answer = _next(lines, heard, deadline, name, ticket)
         if not is_proof(answer.get("open"), ticket.key, "open", ours, job_id, ticket.rank):
-            why = answer.get("refused", "it did not prove the key")
+            why = said_of(answer.get("refused", "it did not prove the key"))
             raise AggregatorGoneError(f"{name} let worker {ticket.rank} of job {ticket.job!r} join, and then refused "
                                       f"its connection: {why}")  # fmt: skip
         stack.pop_all()

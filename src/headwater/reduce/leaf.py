@@ -11,6 +11,7 @@ import time
 
 from headwater.errors import AggregatorGoneError
 from headwater.reduce.connection import Connection
+from headwater.reduce.control import said_of
 from headwater.reduce.flow import Flow
 from headwater.reduce.flowjob import FlowJob
 from headwater.reduce.joining import Joined
@@ -69,9 +70,9 @@ class Uplink:
             raise AggregatorGoneError("the root is gone: it closed the connection")
         for each in [*self.joined.heard, *said]:
             if why := each.get("fault") or each.get("gone") or each.get("stopped"):
-                raise AggregatorGoneError(f"the root ended the job: {why}")
+                raise AggregatorGoneError(f"the root ended the job: {said_of(why)}")
             block, workers = each.get("waits"), each.get("workers")
-            if isinstance(self.stream, Flow) and isinstance(block, int) and isinstance(workers, int):
+            if isinstance(self.stream, Flow) and type(block) is int and type(workers) is int:
                 self.stream.waiting(block, workers)
         self.joined.heard.clear()
 

@@ -24,7 +24,7 @@ from headwater.core.sums import EXPONENTS, SCALED, Format, exponents, format_of
 from headwater.errors import AggregatorGoneError, ConfigError, ReduceError, WorkerGoneError
 from headwater.reduce.call import Call
 from headwater.reduce.connection import GONE_EVENTS, Connection
-from headwater.reduce.control import address, key_bytes
+from headwater.reduce.control import address, key_bytes, said_of
 from headwater.reduce.flow import Flow
 from headwater.reduce.joining import LANES, TCP, UDP, Joined, Ticket, join
 from headwater.reduce.packets import Layout, Packets
@@ -279,16 +279,16 @@ class Reducer:
             raise AggregatorGoneError(f"the aggregator at {self.switch} is gone: it closed the connection")
         for each in [*self._joined.heard, *said]:
             if "fault" in each:
-                raise ReduceError(str(each["fault"]))
+                raise ReduceError(said_of(each["fault"]))
             if "stopped" in each:
-                raise AggregatorGoneError(str(each["stopped"]))
+                raise AggregatorGoneError(said_of(each["stopped"]))
             if "gone" in each:
-                raise WorkerGoneError(str(each["gone"]))
-            if isinstance(each.get("left"), int):
-                self._left |= 1 << each["left"]
+                raise WorkerGoneError(said_of(each["gone"]))
+            if type(left := each.get("left")) is int and 0 <= left < self.total:
+                self._left |= 1 << left
             block, workers = each.get("waits"), each.get("workers")
-            if isinstance(self.stream, Flow) and isinstance(block, int) and isinstance(workers, int):
-                self.stream.waiting(block, workers)
+            if isinstance(self.stream, Flow) and type(block) is int and type(workers) is int:
+                self.stream.waiting(block, workers & ((1 << self.total) - 1))
         self._joined.heard.clear()
 
     # What the stream asks for

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headwater.core.slots import MISFIT, Drop, Multicast, Need, Result, Switch, SwitchDecision, Take, Total, Wait, runs
-from headwater.core.sums import add_up
+from headwater.core.sums import EXPONENTS, Format, add_up
 from headwater.reduce.control import Lines, tag_bytes
 from headwater.reduce.packets import (
     ASK,
@@ -178,7 +178,7 @@ class SlotJob:
             if about != abouts[0]:
                 raise MisfitError(f"block {block} is {_say(*abouts[0], num_pieces, self.layout)} of worker 0 and "
                                   f"{_say(*about, num_pieces, self.layout)} of worker {rank}; {ALIKE}")  # fmt: skip
-        number = format_of_flags(flags)
+        number = checked_number(block, flags)
         packets = self._sums[slot][version]
         parts = [each.values(number)[:num_pieces] for each in self._parts[slot]]
         divisor = self.total if flags & MEAN and self.root is None else 1
@@ -226,6 +226,15 @@ class SlotJob:
                 self.members[rank].backlog.appendleft((block, pieces >> first << first))
                 return False
         return True
+
+
+def checked_number(block: int, flags: int) -> Format:
+    """What a block's values are; MisfitError if they can't be added up as it says."""
+    number = format_of_flags(flags)
+    if flags & MEAN and number.added.kind == "i" and number is not EXPONENTS:
+        raise MisfitError(f"block {block} is to be a mean of {number.name}, which is no {number.name}; use the same "
+                          "version of headwater on all workers")  # fmt: skip
+    return number
 
 
 def _say(flags: int, last_bytes: int, num_pieces: int, layout: Layout) -> str:

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwater.core.trace import TRAINER
 from headwater.errors import ConfigError
 from headwater.sim.outcome import FORMAT
-from headwater.sim.recorded import TRAINER, events_in
+from headwater.sim.recorded import events_in
+
+_TOO_MUCH = 1e300  # no number of a run
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,11 @@ def _read(path: Path, faults: list[str]) -> tuple[str, dict[str, float]]:
     if isinstance(data, dict) and "traceEvents" in data:
         return "a trace", _of_trace(path, faults)
     if isinstance(data, dict) and data.get("format") == FORMAT:
-        return "an outcome", dict(_numbers("", data))
+        try:
+            return "an outcome", dict(_numbers("", data))
+        except RecursionError:
+            faults.append(f"{path} is nested too deep for an outcome")
+            return "", {}
     faults.append(f"{path} is neither a trace (`--trace`) nor a simulated outcome (`headwater simulate -o`)")
     return "", {}
 
@@ -62,12 +69,11 @@ def _of_trace(path: Path, faults: list[str]) -> dict[str, float]:
     events = events_in(path, faults)
     if not events:
         return {}
-    found = {"seconds": max(each["start_s"] + each["seconds"] for each in events)
-             - min(each["start_s"] for each in events)}  # fmt: skip
+    found = {"seconds": max(each.start_s + each.seconds for each in events) - min(each.start_s for each in events)}
     totals: dict[str, list[float]] = {}
     for each in events:
-        side = "trainer" if each["place"].startswith(TRAINER) else "nodes"
-        totals.setdefault(f"{side}: {each['name']}", []).append(each["seconds"])
+        side = "trainer" if each.place.startswith(TRAINER) else "nodes"
+        totals.setdefault(f"{side}: {each.name}", []).append(each.seconds)
     for name, some in sorted(totals.items()):
         found[f"{name}, s in all"] = sum(some)
         found[f"{name}, times"] = len(some)
@@ -78,7 +84,7 @@ def _numbers(start: str, data: Any) -> list[tuple[str, float]]:
     if isinstance(data, bool) or data is None or isinstance(data, str):
         return []
     if isinstance(data, int | float):
-        return [(start, float(data))]
+        return [(start, float(data))] if abs(data) < _TOO_MUCH else []
     if isinstance(data, dict):
         pairs = [(f"{start}: {name}" if start else str(name), each) for name, each in data.items()
                  if name not in ("format", "version")]  # fmt: skip

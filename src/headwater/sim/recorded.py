@@ -10,36 +10,31 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from headwater.core.profile import Profile
+from headwater.core.trace import TRAINER, Span, from_perfetto
+from headwater.errors import ConfigError
 
-TRAINER = "trainer"  # the place of the loop, in a live run's trace
 
-
-def events_in(path: Path, faults: list[str]) -> list[dict[str, Any]]:
-    """Every span of a trace file, with the name of its place."""
+def events_in(path: Path, faults: list[str]) -> list[Span]:
+    """Every span of a trace file."""
     try:
-        data = json.loads(path.read_bytes())
-        events = data["traceEvents"]
-        places = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
-        return [{"place": places.get(each["pid"], ""), "name": each["name"], "start_s": each["ts"] * 1e-6,
-                 "seconds": each["dur"] * 1e-6, "chunk": each.get("args", {}).get("chunk")}
-                for each in events if each["ph"] == "X"]  # fmt: skip
+        return from_perfetto(json.loads(path.read_bytes()))
     except OSError as error:
         faults.append(f"{path} can't be read: {error.strerror}")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        faults.append(f"{path} is no trace of a run: {type(error).__name__} {error}")
+    except (ValueError, RecursionError) as error:
+        faults.append(f"{path} is no trace of a run: {type(error).__name__} {str(error)[:200]}")
+    except ConfigError as error:
+        faults.append(f"{path}: {error}")
     return []
 
 
 def stages_in(path: Path, faults: list[str]) -> dict[str, float]:
     """Mean seconds a span of each stage on nodes (node_decode: decode and augment), and of the loop's steps."""
-    events = events_in(path, faults)
     found: dict[str, list[float]] = {}
-    for each in events:
-        side = "trainer" if each["place"] == TRAINER else "node"
-        found.setdefault(f"{side}_{each['name']}", []).append(each["seconds"])
+    for each in events_in(path, faults):
+        side = "trainer" if each.place == TRAINER else "node"
+        found.setdefault(f"{side}_{each.name}", []).append(each.seconds)
     return {name: fmean(some) for name, some in found.items()}
 
 

@@ -21,6 +21,7 @@ from headwater.core.rig import Device, Link, Rig
 from headwater.errors import ConfigError
 
 FORMAT, VERSION = "headwater-rig", 1
+MOST_NAMED = 1_000_000  # machines that a rig file may have, each with a name; fewer are played
 DIES, RETURNS, SLOWS, LINK = "dies", "returns", "slows", "link"
 NONE, RING, SWITCH = "none", "ring", "switch"
 
@@ -257,11 +258,13 @@ def rig_faults(file: RigFile) -> list[str]:
     faults = []
     if not file.trainers:
         faults.append("there is no trainer; give at least one [[trainers]]")
+    if file.num_nodes + file.num_trainers > MOST_NAMED:
+        return [*faults, f"there are {file.num_nodes + file.num_trainers:,} machines; the limit is {MOST_NAMED:,}"]
     groups: list[Nodes | Trainers] = [*file.nodes, *file.trainers]
-    names = [name for each in groups for name in each.names[:2]]
+    names = [name for each in groups for name in names_of(each.name, min(each.count, 2))]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         faults.append(f"more than one machine is called {', '.join(twice)}")
-    known = {name for each in file.nodes for name in each.names}
+    known = {name for each in file.nodes for name in each.names} if file.faults else set()
     faults += [f"faults: no node is called {each.node!r}" for each in file.faults if each.node not in known]
     faults += [f"trainers {each.name}: nodes_each is {each.nodes_each}, and there are {file.num_nodes} nodes"
                for each in file.trainers if each.nodes_each > file.num_nodes]  # fmt: skip

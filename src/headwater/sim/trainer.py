@@ -13,9 +13,10 @@ from typing import Any
 
 import simpy
 
-from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Pace, Stop, late_after_s, window_of
+from headwater.core.dispatch import Assign, Decision, Deliver, Dispatch, Keep, Pace, Stop, window_of
 from headwater.core.plan import PLACE, Plan
-from headwater.core.prongs import MTE, WRR, TwoEnded, meeting_point
+from headwater.core.prongs import MTE, WRR, TwoEnded, meeting_point, tail_bytes, tail_room
+from headwater.core.rhythm import Rhythm
 from headwater.core.share import is_own, more_ahead, own_out
 from headwater.sim.costs import Costs
 from headwater.sim.machine import Machine
@@ -23,7 +24,6 @@ from headwater.sim.node import Order, Spans, Worker
 from headwater.sim.sharing import Line, after, carry, together
 
 PATIENCE_S = 60.0  # without any worker, as `near` has it by default
-TAIL_MEMORY = 0.25  # of the machine's, for a tail under mte (`train.source`)
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Trainer:
         batches: Callable[[int], Iterable[int]],
         *,
         memory_bytes: int | None = None,
+        beside: int = 1,
         num_epochs: int = 1,
         kept: Callable[[str, int, range], int] = lambda worker, epoch, entries: 0,
         made: Callable[[str, int, range], None] = lambda worker, epoch, entries: None,
@@ -72,13 +73,14 @@ class Trainer:
         starts_s: float = 0.0,
     ) -> None:
         """`batches` tells the sizes of this trainer's batches in an epoch. `kept` tells how many rows of some entries
-        of its order a worker has, `made` that it made them. `sync` is asked for the end of a step's sums."""
+        of its order a worker has, `made` that it made them. `sync` is asked for the end of a step's sums. `beside`:
+        so many trainers share the machine and its memory."""
         self.env, self.name, self.machine, self.plan, self.costs = env, name, machine, plan, costs
         self.workers, self.own = dict(workers), own
         self._batches, self._num_epochs = batches, num_epochs
         self._kept, self._made, self._sync = kept, made, sync
         self._spans, self._need, self._stop_after = spans, need, stop_after
-        self._memory_bytes, self._starts_s = memory_bytes, starts_s
+        self._memory_bytes, self._beside, self._starts_s = memory_bytes, beside, starts_s
         self.tenant = tenant or name
         self.progress = Progress()
         self.error: str | None = None
@@ -91,7 +93,7 @@ class Trainer:
         self._number = 0  # of the epoch's dispatch: replies of an earlier one are dropped
         self._epoch = 0
         self._handed: set[int] = set()
-        self._replies, self._first_reply, self._last_reply = 0, 0.0, 0.0
+        self._rhythm = Rhythm()
         self._up = set(self.workers)
         self._lost_s = 0.0
         machine.memory.add(costs.taking.trainer_base_bytes + (max(batches(0), default=0)) * costs.taking.step_bytes)
@@ -156,7 +158,7 @@ class Trainer:
     def _begin(self, epoch: int, batches: Sequence[int]) -> None:
         """A dispatch for the epoch, made as `train.source` makes it."""
         plan, total = self.plan, sum(batches)
-        self._epoch, self._handed = epoch, set()
+        self._epoch, self._handed, self._rhythm = epoch, set(), Rhythm()
         self._number += 1
         self._ready.clear()
         if plan.prongs == WRR and self.own is not None and plan.host_share:
@@ -198,7 +200,8 @@ class Trainer:
         if self._memory_bytes is None:
             return len(self._sizes)
         chunk_bytes = max(1.0, self.plan.chunk_rows * self.costs.taking.raw_bytes)
-        return max(self.plan.prefetch + 1, int(TAIL_MEMORY * self._memory_bytes / chunk_bytes))
+        mine = tail_bytes(self._memory_bytes, max(0.0, self._memory_bytes - self.machine.memory.now)) / self._beside
+        return tail_room(mine, chunk_bytes, self.plan.prefetch)
 
     def _wait(self) -> simpy.Event:
         """Until something is ready; time passes for the dispatch though nobody replies."""
@@ -207,17 +210,19 @@ class Trainer:
         return wake
 
     def _set_clock(self, wake: simpy.Event) -> None:
-        in_s = late_after_s(self._replies, self._last_reply - self._first_reply)
-
         def late() -> None:
             if wake is self._wake and not wake.triggered and self._machine is not None:
-                self._carry_out(self._machine.late())
+                self._carry_out(self._machine.late(self._are_overdue(self._machine)))
                 if not self._up and self.env.now - self._lost_s > PATIENCE_S:
                     self._carry_out(self._machine.give_up(f"no node has answered for {PATIENCE_S:.0f} s"))
                 if not wake.triggered:
                     self._set_clock(wake)
 
-        after(self.env, in_s, late)
+        after(self.env, self._rhythm.late_after_s, late)
+
+    def _are_overdue(self, machine: Dispatch | TwoEnded) -> bool:
+        num_out = sum(len(machine.out_on(name)) for name in self.workers if name != self.own)
+        return self._rhythm.are_overdue(self.env.now, num_out)
 
     def _use(self, chunk: int) -> int:
         rows = self._sizes[chunk]
@@ -301,11 +306,8 @@ class Trainer:
             self._made(name, epoch, entries)
             if number != self._number or self._machine is None or name not in self._up:
                 return
-            if name != self.own:
-                self._replies += 1
-                self._first_reply = self._first_reply or self.env.now
-                self._last_reply = self.env.now
-            self._carry_out(self._machine.finished(name, chunk))
+            self._rhythm.replied(self.env.now, is_own=name == self.own)
+            self._carry_out(self._machine.finished(name, chunk, self._are_overdue(self._machine)))
 
         carry(self.env, way.up, taking.request_chunk_bytes + rows * taking.request_row_bytes, _nothing, ask)
 

@@ -259,6 +259,7 @@ def _add_trainers(
             trainer = Trainer(
                 env, name, machine, plan, costs, workers, own,
                 partial(_batches, dealing, number), memory_bytes=group.memory_bytes,
+                beside=file.num_trainers if file.shared_cores and names else 1,
                 num_epochs=file.job.num_epochs, sync=sync, spans=note, need=need, stop_after=stop_after, **kept,
             )  # fmt: skip
             if sync is not None:

@@ -6,6 +6,7 @@ otherwise has touched nothing but buffers of the suffix, which whoever began it 
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import time
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headwater.core.owed import GIVE_UP_TIMES, GivenUp, Owed
 from headwater.core.partition import (
     Backward,
     Collect,
@@ -34,7 +36,9 @@ from headwater.core.spec import Boundary
 from headwater.data.parcel import Parcel, pack_rows, unpack_rows
 from headwater.errors import DamagedError, HeadwaterError, UnreachableError
 from headwater.model.trainable import Trainable
-from headwater.train.peer import SILENT_S, Event, Peer
+from headwater.train.peer import SILENT_S, Event, Peer, SilentError
+
+log = logging.getLogger(__name__)
 
 LossFn = Callable[[object, Tensor], Tensor]
 Assemble = Callable[[list[np.ndarray]], list[Tensor]]
@@ -89,8 +93,11 @@ class Attempt:
         labels: Sequence[Tensor],
         loss_fn: LossFn,
         meanwhile: Callable[[], None],
+        patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`number` is that of no other try. `meanwhile` is called once, when nodes have begun."""
+        """`number` is that of no other try. `meanwhile` is called once, when nodes have begun. A node that lives and
+        gets nothing done is told of after `patience_s`, and lost after ten times that."""
         self._number = number
         self._work = work
         self._peers = peers
@@ -99,6 +106,9 @@ class Attempt:
         self._labels = labels
         self._loss_fn = loss_fn
         self._meanwhile = meanwhile
+        self._patience_s = patience_s
+        self._clock = clock
+        self._owed = Owed(patience_s)
         self._num_rows = sum(len(each) for each in labels)
         self._step = Step([frozenset(each) for each in parts], depth=work.depth, trains=work.trains)
         self._taking = {node for part in parts for node in part}
@@ -155,19 +165,35 @@ class Attempt:
             try:
                 peer, said = self._events.get(timeout=1.0)
             except queue.Empty:
-                for peer in self._peers.values():
-                    if time.monotonic() - peer.heard > SILENT_S:
-                        return self._lost(peer, UnreachableError(f"{peer.name} has said nothing for {SILENT_S:g} s"))
+                if (silent := self._silent(self._clock())) is not None:
+                    return self._lost(*silent)
                 continue
             if self._peers.get(peer.number) is not peer:
                 continue  # of a session that has ended
             self.waited_s += time.perf_counter() - start
+            self._owed.heard(peer.number, self._clock())
             if isinstance(said, HeadwaterError):
                 return self._lost(peer, said)
             try:
                 return self._said(peer, said)
             except HeadwaterError as error:
                 return self._lost(peer, DamagedError(f"{peer.name}: {error}"))
+
+    def _silent(self, now: float) -> tuple[Peer, HeadwaterError] | None:
+        """One that is not there any more, or does nothing any more."""
+        for peer in self._peers.values():
+            if now - peer.heard > SILENT_S:
+                return peer, UnreachableError(f"{peer.name} has said nothing for {SILENT_S:g} s")
+            self._owed.heard(peer.number, peer.moved)
+        for each in self._owed.overdue(now):
+            peer = self._peers[each.node]
+            if isinstance(each, GivenUp):
+                return peer, SilentError(f"{peer.name} answers, and has sent nothing of a step for {each.silent_s:.0f} "
+                                         "s; can it read the data (a store or a disk that hangs)? Its log may say "
+                                         "more")  # fmt: skip
+            log.warning("%s answers, and has sent nothing of a step for %.0f s; it is waited for up to %g s", peer.name,
+                        each.silent_s, GIVE_UP_TIMES * self._patience_s)  # fmt: skip
+        return None
 
     def _lost(self, peer: Peer, why: HeadwaterError) -> list[Decision]:
         self.gone[peer.number] = peer, why
@@ -184,17 +210,20 @@ class Attempt:
                 raise DamagedError(f"rows of micro-batch {micro}, of which it makes none")
             codec = self._work.codec if self._work.prefix is not None else "raw"
             self._rows[micro][node] = unpack_rows(codec, self._work.boundary, parcel, len(part.places))
+            self._owed.answered(node)
             return self._step.rows(node, micro)
         if parcel.kind == "norm":
             return self._norm(node, parcel)
         if parcel.kind == "grads":
             self._sums[node] = self._checked(parcel)
+            self._owed.answered(node)
             return self._step.grads(node)
         raise DamagedError(f"a message of kind {parcel.kind[:40]!r}")
 
     def _checked(self, parcel: Parcel) -> Mapping[str, np.ndarray]:
         prefix = self._work.prefix
-        assert prefix is not None
+        if prefix is None:
+            raise DamagedError("gradients of a prefix, and no node has one")
         for name in parcel.arrays:
             if name not in prefix.graph.trained:
                 raise DamagedError(f"gradients of {name[:80]!r}, which is not trained")
@@ -203,10 +232,12 @@ class Attempt:
 
     def _norm(self, node: int, parcel: Parcel) -> list[Decision]:
         number = parcel.number("round")
+        found = self._moments(parcel)
         if len(self._taking) == 1:  # nobody waits for it
-            self._note_statistics(self._moments(parcel), parcel)
+            self._note_statistics(found, parcel)
             return []
         self._norms.setdefault(number, {})[node] = parcel
+        self._owed.holds(node)
         return self._step.norm(node, number)
 
     def _moments(self, parcel: Parcel) -> Moments:
@@ -218,12 +249,24 @@ class Attempt:
 
     def _note_statistics(self, found: Moments, parcel: Parcel) -> None:
         prefix = self._work.prefix
-        assert prefix is not None
-        self._statistics[parcel.number("norm", 0, len(prefix.norms) - 1)] = found
+        if prefix is None:
+            raise DamagedError("statistics of a prefix, and no node has one")
+        number = parcel.number("norm", 0, len(prefix.norms) - 1)
+        for running in (prefix.norms[number].running_mean, prefix.norms[number].running_var):
+            if running is not None and found.mean.shape != tuple(running.shape):
+                raise DamagedError(f"statistics of {len(found.mean):,} channels; the batch-norm has {len(running):,}")
+        self._statistics[number] = found
 
     def _join(self, number: int) -> list[Decision]:
         """Add up what all nodes said in a round, in the order of nodes, and tell them."""
         said = self._norms.pop(number)
+        try:
+            return self._joined(number, said)
+        except HeadwaterError as error:
+            peer = self._peers[min(said)]
+            return self._lost(peer, DamagedError(f"{peer.name}: {error}"))
+
+    def _joined(self, number: int, said: Mapping[int, Parcel]) -> list[Decision]:
         first = said[min(said)]
         for node, parcel in said.items():
             for word in ("way", "norm"):
@@ -245,6 +288,7 @@ class Attempt:
             sums = np.stack([sum(part.mean for part in parts), sum(part.squares for part in parts)])
         for node in said:
             self._peers[node].send("norm", about, {"sums": sums.astype(dtype)})
+            self._owed.goes_on(node, self._clock())
         return []
 
     def _carry_out(self, decisions: list[Decision]) -> bool:
@@ -257,6 +301,7 @@ class Attempt:
                              "version": self._peers[node].version if self._work.prefix is not None else 0,
                              "alone": len(self._taking) == 1, "passes": not self._work.trains}  # fmt: skip
                     self._peers[node].send("forward", about)
+                    self._owed.asked(node, self._clock())
                 case Suffix(micro):
                     self._suffix(micro)
                     pending += self._step.suffixed(micro)
@@ -264,6 +309,7 @@ class Attempt:
                     self._send_back(node, micro)
                 case Collect(node):
                     self._peers[node].send("collect", {"step": self._number})
+                    self._owed.asked(node, self._clock())
                 case Join(number):
                     pending += self._join(number)
                 case Finish():

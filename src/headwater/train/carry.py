@@ -7,6 +7,7 @@ wrong with it. When rows are asked for, and by which plan, is `train.source`'s b
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
@@ -45,7 +46,8 @@ from headwater.train.trace import Trace
 
 log = logging.getLogger(__name__)
 
-Finish = Callable[[list[np.ndarray], np.ndarray], Any]
+# Of a batch's parts, one after the other and each the arrays of its rows, and of their samples' ids.
+Finish = Callable[[Sequence[Sequence[np.ndarray]], np.ndarray], Any]
 
 
 @dataclass
@@ -286,23 +288,23 @@ def _torch_prefix(captured: Captured, cut: Cut) -> Callable[..., Sequence[np.nda
 def _finish(plan: Plan, pipeline: Transforms, rest: list[Any]) -> Finish:
     """How a batch's arrays become what the user's loop gets."""
     if plan.has_prefix:
-        return lambda tensors, ids: Rows(
-            tuple(torch.from_numpy(tensor) for tensor in tensors), plan.cut, torch.from_numpy(ids)
+        return lambda parts, ids: Rows(
+            tuple(torch.from_numpy(tensor) for tensor in _joined(parts)), plan.cut, torch.from_numpy(ids)
         )
     if pipeline.text is not None:  # of several inputs rows are made, which stand for all of them
-        return lambda tensors, ids: Rows(
-            pipeline.inputs_of(torch.from_numpy(pipeline.finish(tensors[0]))), 0, torch.from_numpy(ids)
+        return lambda parts, ids: Rows(
+            pipeline.inputs_of(torch.from_numpy(pipeline.finish(_joined(parts)[0]))), 0, torch.from_numpy(ids)
         )
     if plan.sends_input:
-        return lambda tensors, ids: torch.from_numpy(tensors[0])
+        return lambda parts, ids: torch.from_numpy(_joined(parts)[0])
     if not rest:
-        return lambda tensors, ids: torch.from_numpy(pipeline.finish(tensors[0]))
+        return lambda parts, ids: torch.from_numpy(_floats(pipeline, [part[0] for part in parts]))
 
-    def run_rest(tensors: list[np.ndarray], ids: np.ndarray) -> torch.Tensor:
+    def run_rest(parts: Sequence[Sequence[np.ndarray]], ids: np.ndarray) -> torch.Tensor:
         from PIL import Image
 
         done = []
-        for pixels in tensors[0]:
+        for pixels in itertools.chain.from_iterable(part[0] for part in parts):
             value: Any = torch.from_numpy(pipeline.finish(pixels)) if pipeline.is_float else Image.fromarray(pixels)
             for step in rest:
                 value = step(value)
@@ -310,3 +312,19 @@ def _finish(plan: Plan, pipeline: Transforms, rest: list[Any]) -> Finish:
         return torch.stack(done)
 
     return run_rest
+
+
+def _joined(parts: Sequence[Sequence[np.ndarray]]) -> Sequence[np.ndarray]:
+    return parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
+
+
+def _floats(pipeline: Transforms, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The model's floats of all pixels; these are not put side by side before, since that is one more copy."""
+    if len(parts) == 1:
+        return pipeline.finish(parts[0])
+    floats = np.empty((sum(map(len, parts)), *pipeline.output_spec.shape), np.float32)
+    start = 0
+    for part in parts:
+        pipeline.finish(part, floats[start : start + len(part)])
+        start += len(part)
+    return floats

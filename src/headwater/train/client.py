@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,9 +27,17 @@ from headwater.data.samples import Samples
 from headwater.data.secrets import redact
 from headwater.data.tokenizerfile import UNKNOWN_TOKENIZER
 from headwater.data.wire import Chunk, Listing
-from headwater.errors import ConfigError, DamagedError, HeadwaterError, RefusedError, UnreachableError, VersionError
+from headwater.errors import (
+    ConfigError,
+    DamagedError,
+    HeadwaterError,
+    RefusedError,
+    StoreError,
+    UnreachableError,
+    VersionError,
+)
 from headwater.train.access import TLS, Access
-from headwater.train.reply import Gathering, Reply
+from headwater.train.reply import QUIET_S, SILENT_TIMES, Gathering, Heard, Reply
 from headwater.train.trace import Trace
 from headwater.version import VERSION
 
@@ -55,8 +64,10 @@ class NodeClient:
         self._files: dict[str, Path] = {}  # what it may need to be sent again, by digest
         self._calibrations: dict[str, wire.Calibrate] = {}  # what it may need to be asked again
         self.received_bytes = 0  # of rows, as they come in
-        self._is_waiting = False  # for memory on the node; said once
-        self.rows_came_s = 0.0  # when, by time.monotonic
+        self._heard: dict[int, Heard] = {}  # of chunks under way, by the id() of the request
+        self._mended: set[int] = set()  # of these, the ones for which the node is sent what it lacks
+        self._waits: dict[object, str] = {}  # call under way → what for, by the node's own word
+        self._knows_quota = False  # that there is one, which most chunks may wait for: it is said once
         self.trace: Trace | None = None  # what is told of chunks that ask for it
         self._readers: dict[flight.FlightStreamReader, threading.Event | None] = {}
         self._lock = threading.RLock()  # the garbage collector may end a stream anywhere, also in here
@@ -97,6 +108,12 @@ class NodeClient:
         self._prefix = (digest, path)
         self._files[digest] = path
 
+    def take_over(self, other: NodeClient) -> None:
+        """Know what another node of the same job knows: what it must hold before it is asked for rows."""
+        self._prefix, self._files = other._prefix, dict(other._files)
+        self._calibrations = dict(other._calibrations)
+        self._wants_folder, self.trace = other._wants_folder, other.trace
+
     def has_prefix(self) -> bool:
         """Is what it needs on the node already?"""
         return self._prefix is None or bool(self._act("has-prefix", self._prefix[0].encode()))
@@ -110,6 +127,11 @@ class NodeClient:
         if self._prefix and not self.has_prefix():
             self.upload(*self._prefix)
 
+    def calibrate_again(self) -> None:
+        """Have it make what other nodes of the job were asked to make; no more than a question where it has that."""
+        for request in list(self._calibrations.values()):
+            self.calibrate(request)
+
     def upload(self, digest: str, path: Path) -> None:
         """Send a prefix, piece by piece."""
         self._send(digest.encode(), path, "prefix")
@@ -121,31 +143,55 @@ class NodeClient:
         except OSError as error:
             raise ConfigError(f"the {what} in {path} can't be read ({error.strerror}), and {self.name} needs it; start "
                               "the job again, which writes it anew") from None  # fmt: skip
-        with file, self._plain_errors():
-            writer, _ = self._client.do_put(flight.FlightDescriptor.for_command(command), schema)
+        with file, self._plain_errors(), self._listening() as hear:
+            writer, signs = self._client.do_put(flight.FlightDescriptor.for_command(command), schema)
             try:
                 while piece := file.read(_PIECE_BYTES):
                     writer.write_batch(pa.record_batch([pa.array([piece], pa.binary())], schema=schema))
+                writer.done_writing()
+                while (said := signs.read()) is not None:
+                    hear(said)
             finally:
                 writer.close()
 
     def calibrate(self, request: wire.Calibrate) -> None:
         """Make it ready for the int8 form of a prefix that it has; takes a while the first time."""
         self._calibrations[request.digest] = request
-        with self._plain_errors(), self._reading(request.dumps()) as reader:
-            for _ in reader:
-                pass
-
-    def list_samples(self, listing: Listing, on_progress: Callable[[int], None] = lambda count: None) -> Samples:
-        """The data set as the node sees it."""
-        batches, whole = [], None
-        with self._plain_errors(), self._reading(listing.dumps()) as reader:
+        with self._plain_errors(), self._listening() as hear, self._reading(request.dumps()) as reader:
             for item in reader:
+                hear(item.app_metadata)
+
+    def list_samples(
+        self,
+        listing: Listing,
+        on_progress: Callable[[int], None] = lambda count: None,
+        patience_s: float = math.inf,
+    ) -> Samples:
+        """The data set as the node sees it. A node that gets no further for ten times `patience_s` is given up."""
+        batches, whole, listed = [], None, 0
+        patience_s = patience_s or QUIET_S
+        since = told = time.monotonic()
+        with self._plain_errors(), self._listening() as hear, self._reading(listing.dumps()) as reader:
+            for item in reader:
+                now = time.monotonic()
+                if hear(item.app_metadata):
+                    since = told = now
+                    continue
+                if now - since > SILENT_TIMES * patience_s:
+                    raise StoreError(f"{self.name} has got no further than {listed:,} samples of "
+                                     f"{redact(listing.url)} for {now - since:.0f} s, though it answers; can it read "
+                                     "the data (a store or a disk that hangs)? Its log may say more")  # fmt: skip
+                if now - told > patience_s:
+                    told = now
+                    log.warning("%s: listing %s: no further than %s samples for %.0f s, though it answers", self.name,
+                                redact(listing.url), f"{listed:,}", now - since)  # fmt: skip
                 about = self._json(item.app_metadata.to_pybytes(), "a listing") if item.app_metadata else {}
                 if not isinstance(about, dict):
                     raise DamagedError(f"{self.name}: the listing of {listing.url} can't be read: {shown(about)}")
                 if type(about.get("listed")) is int:
-                    on_progress(about["listed"])
+                    if about["listed"] != listed:
+                        listed, since, told = about["listed"], now, now
+                    on_progress(listed)
                 elif "whole" in about:
                     whole = about["whole"]
                 else:
@@ -165,9 +211,10 @@ class NodeClient:
 
     def _probe(self, chunk: Chunk) -> dict[str, Any]:
         said = b""
-        with self._plain_errors(), self._reading(wire.Probe(chunk).dumps()) as reader:
+        with self._plain_errors(), self._listening() as hear, self._reading(wire.Probe(chunk).dumps()) as reader:
             for item in reader:
-                said = item.app_metadata.to_pybytes() if item.app_metadata else said
+                if not hear(item.app_metadata) and item.app_metadata:
+                    said = item.app_metadata.to_pybytes()
         found = self._json(said, "a probe")
         if not isinstance(found, dict):
             raise DamagedError(f"{self.name}: the answer to a probe is not an object; ask again")
@@ -213,12 +260,26 @@ class NodeClient:
         writer.close()
 
     def rows(self, chunk: Chunk, stopped: threading.Event) -> Reply:
+        self._heard[id(chunk)] = heard = Heard(len(chunk.samples))
         try:
-            return self._rows(chunk, stopped)
+            return self._rows(chunk, stopped, heard)
         except RefusedError as error:
+            self._mended.add(id(chunk))
             if not self._mend(chunk, str(error)):
                 raise
-            return self._rows(chunk, stopped)
+            self._mended.discard(id(chunk))
+            return self._rows(chunk, stopped, heard)
+        finally:
+            self._mended.discard(id(chunk))
+            self._heard.pop(id(chunk), None)
+
+    def heard(self, chunk: Chunk) -> Heard | None:
+        """Takes no lock: whoever asks holds one of its own."""
+        heard = self._heard.get(id(chunk))
+        if heard is None or id(chunk) not in self._mended:
+            return heard
+        sends = [reason for call, reason in tuple(self._waits.items()) if not isinstance(call, Heard)]
+        return replace(heard, waits_for=sends[0]) if sends else heard
 
     def _mend(self, chunk: Chunk, said: str) -> bool:
         """The node lost its disk, or made room for others: send again what it lacks. False if it is not that.
@@ -242,16 +303,17 @@ class NodeClient:
             return True
         return False
 
-    def _rows(self, chunk: Chunk, stopped: threading.Event) -> Reply:
+    def _rows(self, chunk: Chunk, stopped: threading.Event, heard: Heard) -> Reply:
         want = chunk.extraction
         gathering = Gathering(chunk, want.boundary)
         inbox = self._inbox if chunk.hand_over else None
         ticket, asked_s, spans = replace(chunk, hand_over=inbox is not None).dumps(), time.perf_counter(), None
-        num_bytes, seen = len(ticket), 0
+        num_bytes = len(ticket)
         # Arrow's buffers can't be written to, which torch wants to be able to; of pixels, other arrays are made.
         is_pixels = want.prefix is None and not want.sends_input
-        with self._plain_errors(), self._reading(ticket, stopped) as reader:
+        with self._plain_errors(), self._listening(heard) as hear, self._reading(ticket, stopped) as reader:
             for item in reader:
+                hear(item.app_metadata)
                 if item.data is None:
                     raise DamagedError(f"{self.name} sent words without rows")
                 num_bytes += item.data.nbytes
@@ -267,26 +329,49 @@ class NodeClient:
                             raise DamagedError(f"{self.name} handed over {len(handed.ids):,} rows; it was asked for "
                                                f"{len(chunk.samples):,}")  # fmt: skip
                         gathering.add(*inbox.take(handed, want.boundary))
-                        self._is_waiting = False
                     spans = wire.unpack_spans(said) if chunk.trace else None
-                    self._tell_wait(wire.unpack_waiting(said))
-                elif item.data.num_rows:
-                    self._is_waiting = False
-                if gathering.num_seen > seen:
-                    seen, self.rows_came_s = gathering.num_seen, time.monotonic()
+                heard.came(gathering.num_seen)
         if spans is not None and self.trace is not None:
             self.trace.add_far(self._place, chunk.index, asked_s, time.perf_counter(), spans)
         return gathering.reply(num_bytes)
 
-    @property
-    def is_waiting(self) -> bool:
-        """For memory on the node, by its own word."""
-        return self._is_waiting
+    @contextmanager
+    def _listening(self, heard: Heard | None = None) -> Iterator[Callable[[pa.Buffer | None], bool]]:
+        """Of one call: whether it waits there, as told by what came last. It is over with the call, however that ends.
 
-    def _tell_wait(self, place: tuple[int, int] | None) -> None:
-        if place is not None and not self._is_waiting:
-            self._is_waiting = True
-            log.warning("%s: waiting for memory there: place %d of %d; others use it now", self.name, *place)
+        `heard` is that of the chunk that it asks for.
+        """
+        call = heard or object()
+
+        def hear(said: pa.Buffer | None) -> bool:
+            waiting = wire.unpack_waiting(said.to_pybytes()) if said else None
+            self._tell_wait(call, waiting)
+            if heard is not None:
+                heard.waits_for = waiting.reason if waiting else ""
+            return waiting is not None
+
+        try:
+            yield hear
+        finally:
+            hear(None)
+
+    def _tell_wait(self, call: object, waiting: wire.Waiting | None) -> None:
+        """The log says once that one of them waits, however many do."""
+        with self._lock:
+            if waiting is None:
+                self._waits.pop(call, None)
+                return
+            is_quota = waiting.reason == wire.QUOTA
+            is_known = self._knows_quota if is_quota else waiting.reason in self._waits.values()
+            self._waits[call] = waiting.reason
+            self._knows_quota |= is_quota
+        if is_known:
+            return
+        if waiting.place is None:
+            log.warning("%s: waiting for the quota of this token there (max_chunks or rows_per_second, docs/access.md)",
+                        self.name)  # fmt: skip
+        else:
+            log.warning("%s: waiting for memory there: place %d of %d; others use it now", self.name, *waiting.place)
 
     def stop(self, stopped: threading.Event) -> None:
         with self._lock:
@@ -307,6 +392,9 @@ class NodeClient:
                 raise error
         except HeadwaterError as plain:
             return plain
+        except Exception:
+            log.debug("%s", self.name, exc_info=True)
+            return DamagedError(f"{self.name} sent what can't be read ({type(error).__name__}); {_NOT_OURS}")
 
     def tell(self, kind: str, body: bytes) -> Iterator[pa.Buffer]:
         """The answers to an action, as they come."""

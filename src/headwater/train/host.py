@@ -7,15 +7,15 @@ well, it is the trainer's prong (`core.prongs`).
 from __future__ import annotations
 
 import os
+import time
 from threading import Event
-from typing import Any
 
 from headwater.core import codecs
 from headwater.data.extract import Extractor
 from headwater.data.store import Store
 from headwater.data.wire import Chunk
 from headwater.errors import UnreachableError
-from headwater.train.reply import Gathering, Reply
+from headwater.train.reply import Gathering, Heard, Reply
 from headwater.train.trace import Trace
 
 
@@ -23,14 +23,13 @@ class HostWorker:
     """Reads and decodes in this process."""
 
     name = "host"
-    is_waiting = False
-    rows_came_s = 0.0
 
     def __init__(self, store: Store, num_threads: int | None = None, *, beside_nodes: bool = False) -> None:
         """`beside_nodes`, whose rows come over the same link: reads that crowd it become fewer."""
         self._store = store
         self._extractor = Extractor(num_threads or len(os.sched_getaffinity(0)), is_far=beside_nodes)
         self.trace: Trace | None = None
+        self._heard: dict[int, Heard] = {}  # by the id() of the request
 
     @property
     def made(self) -> tuple[float, float]:
@@ -42,22 +41,36 @@ class HostWorker:
         """Of samples, so far."""
         return self._extractor.busy.read_bytes
 
+    def heard(self, chunk: Chunk) -> Heard | None:
+        return self._heard.get(id(chunk))
+
     def prepare(self) -> None:
         """Always there."""
 
     def rows(self, chunk: Chunk, stopped: Event) -> Reply:
+        self._heard[id(chunk)] = heard = Heard(len(chunk.samples))
+        try:
+            return self._rows(chunk, stopped, heard)
+        finally:
+            self._heard.pop(id(chunk), None)
+
+    def _rows(self, chunk: Chunk, stopped: Event, heard: Heard) -> Reply:
         gathering = Gathering(chunk, chunk.extraction.boundary)
         trace = self.trace
-        options: dict[str, Any] = {}
-        if trace is not None:
-            options["note"] = lambda stage, start, end: trace.add(stage, start, end, chunk=chunk.index)
+
+        def note(stage: str, start: float, end: float) -> None:
+            heard.came_s = time.monotonic()  # a group may be large: a sample that is read or decoded counts as well
+            if trace is not None:
+                trace.add(stage, start, end, chunk=chunk.index)
+
         want = chunk.extraction
-        for part in self._extractor.rows(self._store, chunk, None, stopped.is_set, **options):
+        for part in self._extractor.rows(self._store, chunk, None, stopped.is_set, note=note):
             tensors = part.tensors
             if want.codec != "raw":  # what a row is must not depend on who made it
                 tensors = codecs.decode(want.codec, codecs.encode(want.codec, tensors, want.boundary), want.boundary)
             gathering.add(part.ids, tensors, keep=True)
             gathering.add_bad(part.bad)
+            heard.came(gathering.num_seen)
         if stopped.is_set():
             raise UnreachableError("stopped")
         read_bytes = sum(ref.size if ref.length < 0 else ref.length for ref in chunk.samples)

@@ -24,12 +24,11 @@ from headwater.core.amount import num_bytes
 from headwater.core.codecs import CODECS
 from headwater.core.cut import Cut, find_cut, smallest_cut
 from headwater.core.loads import JobSize
-from headwater.core.plan import FILE, PRECISIONS, Plan, near_plan
-from headwater.core.plan import PLACE as BY_PLACE
+from headwater.core.plan import FILE, PRECISIONS, WIRE, Plan, near_plan
 from headwater.core.precision import FULL, TOLERANCE, Deviation, allowed
 from headwater.core.profile import Profile
-from headwater.core.prongs import MTE, ORDERED, STRATEGIES, WRR
-from headwater.core.search import Ranking, search, share_words
+from headwater.core.prongs import MTE, ORDERED, STRATEGIES
+from headwater.core.search import Ranking, carried, search, share_words
 from headwater.data.cores import usable_cores
 from headwater.data.holdings import Holdings, unite
 from headwater.data.layouts import list_samples, root_of
@@ -52,10 +51,12 @@ from headwater.progress import Progress
 from headwater.train.access import Access
 from headwater.train.carry import Counts, Setting, rest_fault
 from headwater.train.client import NodeClient
+from headwater.train.directory import Directory, directory_of
 from headwater.train.embedded import EmbeddedNode
+from headwater.train.following import Clients, Following, first_nodes
 from headwater.train.intake import take
 from headwater.train.loader import Loader
-from headwater.train.measure import Measured, measure, trainers_here
+from headwater.train.measure import Measured, check_room, measure, trainers_here
 from headwater.train.own import PLACE, OwnNode
 from headwater.train.report import Report
 from headwater.train.source import Source
@@ -151,7 +152,8 @@ class Job:
 
     def usage(self) -> dict[str, Usage]:
         """What the trainer and each node took since this was last asked, or since the job began: CPU-seconds, memory,
-        and energy, which is modelled, where `power` was given. A node counts for all of its jobs together."""
+        and energy, which is modelled, where `power` was given for trainer and nodes. A node counts for all of its jobs
+        together; of a machine that several trainers share, each counts its part of the idle watts."""
         return {} if self._meter is None else self._meter.lap()
 
     def waited_s(self) -> float:
@@ -254,10 +256,13 @@ def near(
     path_column, label_column   which columns a list has them in, by name or number from 0; by default found by name
     nodes          addresses such as ["grpc://store-1:8815"]; None starts a node beside this process;
                    "inline" does everything slowly in this process, as a yardstick. Several nodes share a store, or
-                   have folders of the same name (file://) on disks of their own, with or without replicas
+                   have folders of the same name (file://) on disks of their own, with or without replicas.
+                   "ray://photos" are those of a fleet on Ray (`headwater up --ray`): nodes that come while the job runs
+                   are used from then on, and those that went no longer (docs/fleets.md)
     plan           "auto" measures nodes, links and this machine (once; the result is kept) and takes the fastest plan;
                    `job.ranking` tells why. A Plan or a file with one pins it. None measures nothing and cuts where the
-                   fewest bytes cross, and so does nodes="inline"
+                   fewest bytes cross, and so does nodes="inline". A pinned plan needs the memory that it was measured
+                   to need, where that was measured once
     cut            pins where the model is split, by name or index
     codec          how rows may travel: "raw" (exact), or also as "fp16", "bf16", "int8"; the planner decides whether it
                    pays, and a pinned cut uses it
@@ -284,8 +289,8 @@ def near(
                    that ui.perfetto.dev opens
     rank, world    which of how many trainers this is; taken from torch.distributed if it is initialised
     patience_s     how long to wait for a node to come back once none answers, or for a store that fails
-    power          what devices draw in watts, idle and busy, for modelled energy beside each plan's time:
-                   {"node": (2, 6), "trainer": (60, 180)}, and "accelerator"
+    power          what devices draw in watts, idle and busy, for modelled energy beside each plan's time, and of a run
+                   (`job.usage`): {"node": (2, 6), "trainer": (60, 180)}, and "accelerator" (for plans only)
     token          what whoever runs the nodes gave you; the environment's HEADWATER_TOKEN by default. It is sent over
                    TLS only (grpc+tls://), or within this machine
     tls_ca         for grpc+tls://: a file with the authority that signed the nodes' certificates, where that is not one
@@ -358,26 +363,33 @@ def near(
     progress = Progress()
     with ExitStack() as stack:
         clients: list[NodeClient] = []
+        directory: Directory | None = None
         if nodes is None:
             node = EmbeddedNode(root_of(where), node_threads, cache_bytes, is_far=not where.startswith("file://"))
             stack.callback(node.close)
             clients = [NodeClient(node.address, node.access, PLACE)]
+            stack.callback(clients[0].close)
         elif nodes != "inline":
-            if isinstance(nodes, str) or not nodes:
-                raise ConfigError(f'nodes is {nodes!r}; it must be a list of addresses, None, or "inline"')
-            access = Access.of(**given)
-            clients = [NodeClient(address, access) for address in nodes]
-        memories = []
-        for client in clients:
-            stack.callback(client.close)
-            memories.append(int(client.hello().get("memory_bytes", 0)))
+            directory = directory_of(nodes)
+            stack.callback(directory.close)
+            connections = Clients(Access.of(**given))
+            stack.callback(connections.close)
+            with progress.step("finding the nodes"):
+                clients = first_nodes(directory, connections, patience_s)
+        may_grow = directory is not None and directory.may_change
+        memories = [int(client.hello().get("memory_bytes", 0)) for client in clients]
 
         with progress.step(f"listing {redact(where)}") as tick:
             listing = Listing(where, layout, path_column, label_column, text_column)
-            samples, holdings = list_on(clients, listing, tick)
+            samples, holdings = list_on(clients, listing, tick, patience_s)
+            listed = samples
             if taken is not None:
                 samples = taken.label(samples)
                 holdings = None if holdings is None else replace(holdings, samples=samples)
+        if may_grow and holdings is not None and holdings.is_split:
+            raise ConfigError(f"the nodes of {nodes} have different files in {redact(where)}, and a fleet's nodes are "
+                              "all alike: give them a store or a folder that all of them see, or name nodes one by "
+                              "one")  # fmt: skip
         check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
             keep_frozen(model)
@@ -413,13 +425,13 @@ def near(
             setting.shipped = measured.shipped
             size = JobSize(-(-len(samples) // world), batch_size, EPOCHS_AHEAD, setup_s=measured.setup_s,
                            starts_own=measured.own is None)  # fmt: skip
+            strategy = ORDERED if prongs == AUTO_PRONGS else prongs
             ranking = search(measured.offered, measured.profile, measured.rig, size, codecs=codecs,
-                             precisions=precisions, shared=prongs != AUTO_PRONGS)  # fmt: skip
+                             precisions=precisions, shared=prongs != AUTO_PRONGS, prongs=strategy,
+                             may_grow=may_grow)  # fmt: skip
+            by_file = all(client.finds_folder() for client in clients)
+            ranking = ranking.map(partial(carried, prongs=strategy, hand_over=FILE if by_file else WIRE))
             plan = ranking.best.plan
-            if prongs in (MTE, WRR):
-                plan = replace(plan, prongs=prongs, split=BY_PLACE)
-            if plan.uses_storage and not plan.has_prefix and all(client.finds_folder() for client in clients):
-                plan = replace(plan, hand_over=FILE)
         fixed = None if plan == "auto" else plan
         chosen = _plan(fixed, all_cuts, cut, codec, bool(rest), pipeline.pixel_spec.row_bytes)
         if measured is not None and measured.own is not None:
@@ -427,6 +439,9 @@ def near(
                 setting.own = measured.own
             else:
                 measured.own.close()
+        if measured is None and clients:
+            check_room(chosen, captured, all_cuts, pipeline, samples, clients, batch_size=batch_size,
+                       precision=precision, world=world)  # fmt: skip
         source = Source(setting, chosen)
         # Before the nodes go: an iterator that somebody still holds must not wait for them.
         stack.callback(source.close)
@@ -439,7 +454,7 @@ def near(
                           partial(measure_here, samples, pipeline, measured.profile, seed, holdings),
                           joined.check_cut, precisions,
                           measured.shipped.num_bytes if measured.shipped else 0,
-                          chosen.prongs, chosen.hand_over)  # fmt: skip
+                          chosen.prongs, chosen.hand_over, may_grow)  # fmt: skip
             stack.callback(watch.close)
         loader = Loader(
             samples,
@@ -452,8 +467,12 @@ def near(
             world=world,
             on_bad_sample=on_bad_sample,
         )
+        meter = Meter(lambda: source.clients, source.own_nodes, power, setting.trainers)
+        if directory is not None and may_grow:
+            following = Following(source, directory, connections, partial(_check_data, listing, listed))
+            stack.callback(following.close)
         return Job(joined, loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
-                   measured, watch, deviations, setting.trace, Meter(clients, source.own_nodes, power))  # fmt: skip
+                   measured, watch, deviations, setting.trace, meter)  # fmt: skip
 
 
 def _check_beside(**given: Any) -> None:
@@ -496,7 +515,7 @@ def _settle(source: Source, model: NearModel, plan: Plan, precision: str, tolera
 
 
 def list_on(
-    clients: Sequence[NodeClient], listing: Listing, tick: Callable[[int], None]
+    clients: Sequence[NodeClient], listing: Listing, tick: Callable[[int], None], patience_s: float
 ) -> tuple[Samples, Holdings | None]:
     """The samples; and which node holds which, where they lie in folders that are not the same everywhere."""
     if not clients:
@@ -504,13 +523,22 @@ def list_on(
                             label_column=listing.label_column, text_column=listing.text_column,
                             on_page=tick), None  # fmt: skip
     if len(clients) == 1 or not listing.url.startswith("file://"):
-        return clients[0].list_samples(listing, tick), None  # a store is the same for all
+        return clients[0].list_samples(listing, tick, patience_s), None  # a store is the same for all
     with ThreadPoolExecutor(len(clients)) as pool:
-        listed = list(pool.map(lambda client: client.list_samples(listing, tick), clients))
+        listed = list(pool.map(lambda client: client.list_samples(listing, tick, patience_s), clients))
     if all(each.fingerprint == listed[0].fingerprint and each.etags.equals(listed[0].etags) for each in listed):
         return listed[0], None  # one folder that all of them see
     holdings = unite({client.name: each for client, each in zip(clients, listed, strict=True)})
     return holdings.samples, holdings
+
+
+def _check_data(listing: Listing, listed: Samples, client: NodeClient) -> None:
+    """A node that comes later must have the samples of the others. A store is the same for all."""
+    if listing.url.startswith("file://"):
+        found = client.list_samples(listing)
+        if found.fingerprint != listed.fingerprint or not found.etags.equals(listed.etags):
+            raise ConfigError(f"{client.name} has other files in {redact(listing.url)} than the nodes that the job "
+                              "began with")  # fmt: skip
 
 
 def _place(rank: int | None, world: int | None) -> tuple[int, int]:

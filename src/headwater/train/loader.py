@@ -43,6 +43,9 @@ class Source(Protocol):
     def step_clock(self) -> Callable[[int], None]:
         """To be called with the number of rows of each batch that is handed out in an epoch."""
 
+    def finished(self, start: float, end: float) -> None:
+        """To be told from when to when a batch was made of its rows."""
+
     def stepped(self, start: float, end: float) -> None:
         """To be told when the loop was given a batch, and when it came for the next one."""
 
@@ -121,6 +124,11 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
     def epoch(self) -> int:
         """The epoch that is under way, or about to begin."""
         return max(self._epoch, 0)
+
+    @property
+    def visit(self) -> Visit:
+        """How the epoch under way is gone through; fixed since it began."""
+        return self._visit
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next `iter()` start this epoch, from its beginning."""
@@ -266,11 +274,13 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                 short = len(samples) < self._dealing.batch_size
                 if not len(samples) or (self._dealing.drop_last and self._dealing.world == 1 and short):
                     continue
-                batch = finish(list(reply.tensors), samples), torch.from_numpy(self._samples.labels[samples])
+                came = time.perf_counter()
+                batch = finish([reply.tensors], samples), torch.from_numpy(self._samples.labels[samples])
                 any_batch = True
                 if self._dealing.world == 1:
                     step_clock(len(samples))
                 given = time.perf_counter()
+                self._source.finished(came, given)
                 yield batch
                 self._source.stepped(given, time.perf_counter())
             self._check_any(any_batch or len(spans) < len(self._spans()))
@@ -319,14 +329,15 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                     position = step.stop
                     if rows is None:
                         raise self._empty_handed(stop - start)
-                samples = ids[rows.entries]
-                batch = rows.finish(rows.tensors, samples), torch.from_numpy(self._samples.labels[samples])
+                samples, came = ids[rows.entries], time.perf_counter()
+                batch = rows.finish(rows.parts, samples), torch.from_numpy(self._samples.labels[samples])
                 if number == self._iterator:
                     self._position = position
                 any_batch = True
                 if self._dealing.world == 1:  # where others take part in a step, its time says nothing about this one
                     step_clock(len(samples))
                 given = time.perf_counter()
+                self._source.finished(came, given)
                 yield batch
                 self._source.stepped(given, time.perf_counter())
             if number == self._iterator:
@@ -353,7 +364,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
 @dataclass(frozen=True)
 class _Rows:
     entries: np.ndarray  # which entries of the order these rows are
-    tensors: list[np.ndarray]
+    parts: Sequence[Sequence[np.ndarray]]  # arrays of rows, one part after the other; a piece has one
     finish: Finish
 
 
@@ -417,8 +428,8 @@ class _Stream:
             return None
         if len(taken) == 1:
             return taken[0]
-        tensors = [np.concatenate(parts) for parts in zip(*(rows.tensors for rows in taken), strict=True)]
-        return _Rows(np.concatenate([rows.entries for rows in taken]), tensors, taken[0].finish)
+        parts = [part for rows in taken for part in rows.parts]
+        return _Rows(np.concatenate([rows.entries for rows in taken]), parts, taken[0].finish)
 
     def close(self) -> None:
         _close(self._opened.replies)
@@ -464,7 +475,7 @@ class _Stream:
             bad = {each.sample: each for each in reply.bad}
             self._bad |= {int(entry): bad[self._ids[entry]] for entry in entries[~reply.good]}
         if reply.good.any():
-            self._pieces.append(_Rows(entries[reply.good], list(reply.tensors), self._opened.finish))
+            self._pieces.append(_Rows(entries[reply.good], [reply.tensors], self._opened.finish))
         return True
 
 
@@ -505,7 +516,7 @@ def _unreadable(bad: Bad) -> BadSampleError:
 
 
 def _part(rows: _Rows, which: slice) -> _Rows:
-    return _Rows(rows.entries[which], [tensor[which] for tensor in rows.tensors], rows.finish)
+    return _Rows(rows.entries[which], [[tensor[which] for tensor in part] for part in rows.parts], rows.finish)
 
 
 def _close(iterator: Iterator[Reply]) -> None:

@@ -21,8 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from headwater.core.cost import estimate
 from headwater.core.cut import Cut, legal_cuts
-from headwater.core.loads import upload_s
+from headwater.core.loads import JobSize, upload_s
+from headwater.core.plan import Plan
 from headwater.core.precision import FULL, Deviation
 from headwater.core.profile import (
     Key,
@@ -43,6 +45,7 @@ from headwater.data.cores import machine, usable_cores
 from headwater.data.holdings import Holdings
 from headwater.data.memory import memory_bytes, resident_bytes
 from headwater.data.samples import SampleRef, Samples
+from headwater.data.store import store_name
 from headwater.data.transforms import Transforms
 from headwater.data.wire import Chunk, Extraction
 from headwater.errors import (
@@ -151,30 +154,18 @@ def measure(
             start = time.perf_counter()
             shipped = _ship(captured, offered)
             export_s = time.perf_counter() - start
-    # What can't be shipped can't be chosen.
-    reach = max(shipped.cuts, default=0) if shipped else 0
-    cuts = tuple(cut if cut.index <= reach or not cut.legal else replace(cut, legal=False, why_not=_NOT_SHIPPED)
-                 for cut in cuts)  # fmt: skip
-    key = Key(
-        model=_model_digest(captured, cuts),
-        transforms=pipeline.digest,
-        data=f"{samples.fingerprint} at {samples.url.partition(':')[0]}{' packed' if samples.packed else ''}",
-        node="; ".join(sorted({f"{hello.get('machine')}, {hello.get('engine_versions')}" for hello in hellos}))
-        + ("" if precision == FULL else f"; {precision}"),
-        trainer=f"{machine()} torch {torch.__version__} {torch.get_num_threads()} threads, batch "
-        f"{min(batch_size, MAX_BATCH)}, {captured.example[0].device.type}{_layout(captured)}, "
-        f"{'reads the store' if fetched else 'no way to the store'}",
-        headwater=VERSION,
-    )
-    path = _cache() / f"{hashlib.sha256(json.dumps(vars(key)).encode()).hexdigest()}.json"
+    cuts = _within_reach(cuts, max(shipped.cuts, default=0) if shipped else 0)
+    key = _key(captured, cuts, pipeline, samples, hellos, batch_size, precision, reads=fetched is not None)
+    path = _path(key)
     if given is not None:
         check_profile(given, cuts, key=key, age_s=time.time() - given.measured_at)
     profile = given or (None if again else _load(path, cuts, key))
     kept = profile if given is None else None  # what is in the cache, as it is there
     speeds, own_speed = [1.0] * len(clients), 1.0
+    reads = dict[str, Any]()
     if profile is not None:
         with progress.step("measuring how fast the machines are today"):
-            speeds, own_speed = speeds_now(profile, pipeline, samples, holdings, clients, refs, fetched, seed)
+            speeds, own_speed, reads = speeds_now(profile, pipeline, samples, holdings, clients, refs, fetched, seed)
         if not all(1 / MAX_DRIFT <= each <= MAX_DRIFT for each in (speeds[0], own_speed)):
             said = (f"the profile was measured when the node was {1 / speeds[0]:.2g} times and the trainer "
                     f"{1 / own_speed:.2g} times as fast as now")  # fmt: skip
@@ -184,6 +175,10 @@ def measure(
                 log.warning("measuring again: %s", said)
                 profile, kept, speeds, own_speed = None, None, [1.0] * len(clients), 1.0
     if profile is not None:
+        if reads:
+            log.warning("reading on %s no longer costs what it did when the profile was measured; as it is now: %s",
+                        clients[0].name, ", ".join(f"{name} {now_s:.3g}" for name, now_s in reads.items()))  # fmt: skip
+            profile = replace(profile, node=replace(profile.node, **reads))
         if shipped is not None and precision in profile.deviations:
             deviations = {}
             with progress.step(f"measuring the error of {precision}"):
@@ -198,7 +193,7 @@ def measure(
                            float(hellos[0]["cores"]), refs, fetched, links[0], progress, precision,
                            holdings)  # fmt: skip
         if len(clients) > 1:  # only the first was measured
-            speeds, _ = speeds_now(profile, pipeline, samples, holdings, clients, refs, None, seed, just_now=True)
+            speeds, *_ = speeds_now(profile, pipeline, samples, holdings, clients, refs, None, seed, just_now=True)
         if precision in profile.node.prefix_s or shipped is None:  # without it, the reason is wanted again next time
             _save(path, profile)
             kept = profile
@@ -255,6 +250,82 @@ def _layout(captured: Captured) -> str:
     return " channels-last" if last else ""
 
 
+def _within_reach(cuts: Sequence[Cut], reach: int) -> tuple[Cut, ...]:
+    """What can't be shipped can't be chosen."""
+    return tuple(cut if cut.index <= reach or not cut.legal else replace(cut, legal=False, why_not=_NOT_SHIPPED)
+                 for cut in cuts)  # fmt: skip
+
+
+def _key(
+    captured: Captured,
+    cuts: Sequence[Cut],
+    pipeline: Transforms,
+    samples: Samples,
+    hellos: Sequence[Mapping[str, Any]],
+    batch_size: int,
+    precision: str,
+    *,
+    reads: bool,
+) -> Key:
+    """What these costs are of. It is written to files and shown in errors: nothing secret may be in it."""
+    return Key(
+        model=_model_digest(captured, cuts),
+        transforms=pipeline.digest,
+        data=f"{samples.fingerprint} at {store_name(samples.url)}{' packed' if samples.packed else ''}",
+        node="; ".join(sorted({f"{hello.get('machine')}, {hello.get('engine_versions')}" for hello in hellos}))
+        + ("" if precision == FULL else f"; {precision}"),
+        trainer=f"{machine()} torch {torch.__version__} {torch.get_num_threads()} threads, batch "
+        f"{min(batch_size, MAX_BATCH)}, {captured.example[0].device.type}{_layout(captured)}, "
+        f"{'reads the store' if reads else 'no way to the store'}",
+        headwater=VERSION,
+    )
+
+
+def _path(key: Key) -> Path:
+    """Where a profile of it is kept."""
+    return _cache() / f"{hashlib.sha256(json.dumps(vars(key)).encode()).hexdigest()}.json"
+
+
+def check_room(
+    plan: Plan,
+    captured: Captured,
+    cuts: Sequence[Cut],
+    pipeline: Transforms,
+    samples: Samples,
+    clients: Sequence[NodeClient],
+    *,
+    batch_size: int,
+    precision: str,
+    world: int,
+) -> None:
+    """PlanError with every device that has too little memory for a plan that nothing is measured for.
+
+    As an earlier profile of the same things tells; where none is kept, or it does not know this plan, nothing is said.
+    """
+    hellos = [client.hello() for client in clients]
+    offered = cuts_to_ship(cuts, (int(hello["max_upload_bytes"]) for hello in hellos))
+    cuts = _within_reach(cuts, max((cut.index for cut in offered), default=0))
+    keys = [_key(captured, cuts, pipeline, samples, hellos, batch_size, precision, reads=reads)
+            for reads in (True, False)]  # fmt: skip
+    known = next((found for key in keys if (found := _kept(key, cuts)) is not None), None)
+    if known is None:
+        return
+    beside = trainers_here(world)
+    any_link = Link(1e9, 1e9)  # memory does not depend on it
+    nodes = tuple(Device(client.name, float(hello["cores"]) / world, int(hello["memory_bytes"]))
+                  for client, hello in zip(clients, hellos, strict=True))  # fmt: skip
+    trainer = Device("trainer", usable_cores() / beside, memory_bytes() // beside)
+    chip = Device("accelerator") if known.trainer.suffix_on == "accelerator" else None
+    rig = Rig(nodes, (any_link,) * len(nodes), trainer, chip, store_link=any_link)
+    try:
+        needs = estimate(plan, cuts, known, rig, JobSize(-(-len(samples) // world), batch_size))
+    except PlanError:
+        log.debug("whether the plan fits is not known: it was not measured")
+        return
+    if needs.faults:
+        raise PlanError(needs.faults)
+
+
 def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "headwater" / "profiles"
@@ -274,6 +345,15 @@ def _load(path: Path, cuts: Sequence[Cut], key: Key) -> Profile | None:
         log.warning("measuring again: a profile was kept, but %s", "; ".join(faults))
         return None
     return profile
+
+
+def _kept(key: Key, cuts: Sequence[Cut]) -> Profile | None:
+    """The same for a job that measures nothing: one that can't be used is of no interest to it."""
+    try:
+        profile = Profile.loads(_path(key).read_bytes())
+    except (OSError, ConfigError):
+        return None
+    return None if profile_faults(profile, cuts, key=key, age_s=time.time() - profile.measured_at) else profile
 
 
 def _save(path: Path, profile: Profile) -> None:
@@ -319,7 +399,11 @@ def _engine_here(
 
 def _model_digest(captured: Captured, cuts: Sequence[Cut]) -> str:
     digest = hashlib.sha256(captured.graph_module.code.encode())
-    digest.update(json.dumps([[cut.name, cut.legal, cut.row_bytes] for cut in cuts]).encode())
+    places = [[cut.name, cut.legal, cut.row_bytes] for cut in cuts]
+    # What learns behind the last cut makes no cut illegal, and decides how much of a step is going backwards.
+    weights = [[name, list(each.shape), str(each.dtype), each.requires_grad]
+               for name, each in captured.model.named_parameters()]  # fmt: skip
+    digest.update(json.dumps([places, weights]).encode())
     return digest.hexdigest()
 
 
@@ -389,7 +473,7 @@ def _profile(
         receive_s_per_byte, send_s_per_byte = byte_costs(client, link)
         num_asked = min(NUM_ASKED, max(NODE_BATCH + 1, int(ASK_S / max(float(found["pipeline_s"]), 1e-6))))
         asked = replace(chunk, samples=refs[:num_asked])
-        wire_s, receive_s_per_row = wire_costs(client, asked, found, receive_s_per_byte)
+        wire_s, receive_s_per_row, receive_s_per_chunk = wire_costs(client, asked, found, receive_s_per_byte)
     rows = sum(len(json.dumps(ref.to_json(), separators=(",", ":"))) + 1 for ref in refs) / len(refs)
     return Profile(
         key=key,
@@ -401,6 +485,7 @@ def _profile(
             fetch_s=local.get("fetch_s", 0.0),
             receive_s_per_byte=receive_s_per_byte,
             receive_s_per_row=receive_s_per_row,
+            receive_s_per_chunk=receive_s_per_chunk,
             decode_s_per_byte=decode_costs(found["encode_s_per_byte"], pipeline),
             suffix_s=suffix_s,
             suffix_on="host" if captured.example[0].device.type == "cpu" else "accelerator",
@@ -480,6 +565,7 @@ def _node_costs(
         read_s=float(found["read_s"]) + extra_s - overhead_s,
         overhead_s=overhead_s,
         read_wait_s=float(found["read_wait_s"]),
+        lone_read_s=float(found["read_s"]),
         decode_s=float(found["decode_s"]),
         finish_s=float(found.get("finish_s", 0.0)),
         prefix_s={name: each + (None,) * beyond for name, each in {FULL: prefix_s, **reduced}.items()},

@@ -15,7 +15,7 @@ from headwater.data.wire import Chunk
 from headwater.errors import UnreachableError
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
-from headwater.train.reply import Reply
+from headwater.train.reply import Heard, Reply
 from headwater.train.trace import Trace
 
 PLACE = "the node beside the trainer"  # in timelines
@@ -46,13 +46,8 @@ class OwnNode:
         with self._lock:
             self._trace = self._client.trace = trace
 
-    @property
-    def is_waiting(self) -> bool:
-        return self._client.is_waiting
-
-    @property
-    def rows_came_s(self) -> float:
-        return self._client.rows_came_s
+    def heard(self, chunk: Chunk) -> Heard | None:
+        return self._client.heard(chunk)
 
     def needs(self, digest: str, path: Path) -> None:
         """The prefix that `prepare` makes sure of from now on."""

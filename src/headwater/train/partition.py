@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from headwater.core.cut import Cut, find_cut
+from headwater.core.form import shown
 from headwater.core.order import Dealing, Order
 from headwater.core.partition import deal, micro_bounds
 from headwater.core.partition_plan import CODECS, NODES, TRAINER, PartitionPlan
@@ -233,7 +234,7 @@ class PartitionJob:
         self._attempts += 1
         attempt = Attempt(self._attempts, self._work, peers, self._replicas.events, parts,
                           [batch.labels[start:stop] for start, stop in bounds], loss_fn,
-                          partial(self._fetch_next, batch, peers))  # fmt: skip
+                          partial(self._fetch_next, batch, peers), self._patience_s)  # fmt: skip
         try:
             attempt.run()
         except BaseException:
@@ -390,14 +391,19 @@ class PartitionJob:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there: on any number of nodes, and at any cut."""
-        if state.get("format") != _FORMAT:
-            raise ConfigError(f"a state of format {state.get('format')!r}; this version reads {_FORMAT}")
+        if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
+            said = shown(state.get("format") if isinstance(state, Mapping) else state)
+            raise ConfigError(f"a state of format {said}; this version reads {_FORMAT}")
         for name, found in (("seed", self._seed), ("fingerprint", self.samples.fingerprint)):
             if state.get(name) != found:
-                raise ConfigError(f"the state is of another {name} ({state.get(name)!r}, here {found!r}); resume with "
-                                  "the same data and seed")  # fmt: skip
-        self._epoch, self._position = int(state["epoch"]), int(state["position"])
-        self.num_steps = self._checked_at = int(state["steps"])
+                raise ConfigError(f"the state is of another {name} ({shown(state.get(name))}, here {found!r}); resume "
+                                  "with the same data and seed")  # fmt: skip
+        counts = [state.get(name) for name in ("epoch", "position", "steps")]
+        if not all(type(each) is int and 0 <= each < 2**63 for each in counts):
+            raise ConfigError("the state does not say where the job stood (epoch, position, steps); use one that "
+                              "`state_dict` gave")  # fmt: skip
+        self._epoch, self._position, steps = (int(each or 0) for each in counts)
+        self.num_steps = self._checked_at = steps
         self._fetched.clear()
         for peer in self._replicas.peers.values():
             peer.send("drop")
@@ -424,18 +430,25 @@ class PartitionJob:
             state = torch.load(path, weights_only=True, map_location=self.device)
         except OSError as error:
             raise ConfigError(f"{os.fspath(path)} can't be read ({error.strerror})") from None
+        except Exception as error:  # torch's own, of a file that is damaged, or none of its
+            raise _no_run(path, error) from error
         parts = {"optimizer": optimizer, **more}
-        missing = [name for name, each in parts.items() if each is not None and name not in state]
-        if missing or not {"model", "job", "random"} <= set(state):
-            raise ConfigError(
-                f"{os.fspath(path)} has no {', '.join(missing) or 'whole run'} in it; it has {', '.join(state)}"
-            )
-        self.load_state_dict(state["job"])
-        self.model.load_state_dict(state["model"])
-        for name, each in parts.items():
-            if each is not None:
-                each.load_state_dict(state[name])
-        torch.set_rng_state(state["random"].cpu())
+        names = set(state) if isinstance(state, dict) else set()
+        missing = [name for name, each in parts.items() if each is not None and name not in names]
+        if missing or not {"model", "job", "random"} <= names:
+            raise ConfigError(f"{os.fspath(path)} has no {', '.join(missing) or 'whole run'} in it; it has "
+                              f"{', '.join(sorted(map(str, names)))[:500] or 'nothing that has a name'}")  # fmt: skip
+        try:
+            self.load_state_dict(state["job"])
+            self.model.load_state_dict(state["model"])
+            for name, each in parts.items():
+                if each is not None:
+                    each.load_state_dict(state[name])
+            torch.set_rng_state(state["random"].cpu())
+        except HeadwaterError:
+            raise
+        except Exception as error:
+            raise _no_run(path, error) from error
 
     def describe(self) -> str:
         """In one line: what runs where."""
@@ -576,7 +589,8 @@ def partition(
             stack.callback(client.close)
             client.hello()
         with progress.step(f"listing {redact(url)}") as tick:
-            samples, holdings = list_on(clients, Listing(url, layout, path_column, label_column), tick)
+            samples, holdings = list_on(clients, Listing(url, layout, path_column, label_column), tick,
+                                        patience_s)  # fmt: skip
         check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
             example = tuple(each.to(_dtype(model)) for each in example_of(model, pipeline))
@@ -605,6 +619,11 @@ def partition(
         except BaseException:  # nobody gets the job that would end them
             resources.close()
             raise
+
+
+def _no_run(path: str | os.PathLike[str], error: Exception) -> ConfigError:
+    return ConfigError(f"{os.fspath(path)} can't be used with this job ({type(error).__name__}: {str(error)[:300]}); "
+                       "load what this model and optimizer have saved")  # fmt: skip
 
 
 def _signature(peers: Mapping[int, Peer]) -> tuple[tuple[int, int], ...]:

@@ -24,6 +24,10 @@ SILENT_S = 60.0  # a node says something every five seconds, whatever it does
 Event = tuple["Peer", Parcel | HeadwaterError]
 
 
+class SilentError(UnreachableError):
+    """It lives, and gets nothing done."""
+
+
 class Peer:
     """A session on one node. What comes is put into `events`, with this object; the last of it is an error."""
 
@@ -37,6 +41,7 @@ class Peer:
         self._closed = False
         self._lock = threading.Lock()
         self.heard = time.monotonic()
+        self.moved = self.heard  # when something other than a sign of life last came, or had been sent
         self._writer, self._reader = client.exchange()
         self._threads = [threading.Thread(target=work, name=f"peer-{work.__name__}-{client.name}", daemon=True)
                          for work in (self._write, self._read)]  # fmt: skip
@@ -76,6 +81,7 @@ class Peer:
                 batch, metadata = parcel.to_batch()
                 self._writer.write_with_metadata(batch, pa.py_buffer(metadata))
                 self.sent_bytes += batch.nbytes + len(metadata)
+                self.moved = time.monotonic()
             self._writer.done_writing()
         except Exception as error:
             self._failed(error)
@@ -91,6 +97,7 @@ class Peer:
                 if parcel.kind == "error":
                     raise self._theirs(parcel)
                 if parcel.kind != "beat":
+                    self.moved = self.heard
                     self._events.put((self, parcel))
         except Exception as error:
             self._failed(error)

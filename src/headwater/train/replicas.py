@@ -10,22 +10,25 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headwater.core.owed import GIVE_UP_TIMES
 from headwater.data.parcel import checksum
 from headwater.errors import DamagedError, HeadwaterError, RefusedError, StoreError, UnreachableError, VersionError
 from headwater.train.client import NodeClient
-from headwater.train.peer import SILENT_S, Event, Peer
+from headwater.train.peer import SILENT_S, Event, Peer, SilentError
 
 log = logging.getLogger(__name__)
 
 READY_WITHIN_S = 600.0  # a node may have to wait for memory, and says so meanwhile
 ASK_AGAIN_S = 1.0
+_WAITS_FOR = {"quota": "one of its tenant's streams to end", "rate": "its tenant's rows per second"}
 PIECE_BYTES = 16 << 20  # weights are sent in messages of about this size
 PASSING = (UnreachableError, DamagedError, StoreError)  # what a node that is asked again may have got over
 
@@ -52,6 +55,9 @@ class Replicas:
         self._changed: dict[str, int] = {}  # the version in which it became what it is
         self._lock = threading.Lock()
         self._joining: set[int] = set()
+        self._waiting: set[int] = set()  # of these, who were told to wait their turn
+        self._silences: Counter[int] = Counter()
+        self._shunned: dict[int, float] = {}  # until when, as long as others are there
         self._joined: list[Peer] = []
         self._tried = [float("-inf")] * len(clients)
         self._why: dict[int, HeadwaterError] = {}
@@ -71,8 +77,10 @@ class Replicas:
             raise next(iter(self._why.values()))
 
     def present(self) -> dict[int, Peer]:
-        """Who is there now, whoever has come back included. If nobody is, they are waited for."""
-        deadline = time.monotonic() + self._patience_s
+        """Who is there now, whoever has come back included. If nobody is, they are waited for; being told to wait for
+        others to end does not count as silence."""
+        begun = time.monotonic()
+        deadline = begun + self._patience_s
         told = False
         while True:
             self._invite()
@@ -82,6 +90,8 @@ class Replicas:
             why = next(iter(list(self._why.values())), None)  # a list: others add to it meanwhile
             if why is not None and not isinstance(why, PASSING):
                 raise why
+            if self._waiting and time.monotonic() < begun + READY_WITHIN_S:
+                deadline = time.monotonic() + self._patience_s
             if time.monotonic() > deadline:
                 raise why or UnreachableError(f"no node has answered for {self._patience_s:g} s")
             if not told:
@@ -91,10 +101,13 @@ class Replicas:
 
     def wait_for(self, numbers: set[int]) -> None:
         """Until one of these is there: nobody else has what is needed."""
-        deadline = time.monotonic() + self._patience_s
+        begun = time.monotonic()
+        deadline = begun + self._patience_s
         while not numbers & set(self.peers):
-            self._invite()
+            self._invite(numbers)
             self._take_joined()
+            if self._waiting & numbers and time.monotonic() < begun + READY_WITHIN_S:
+                deadline = time.monotonic() + self._patience_s
             if time.monotonic() > deadline:
                 names = ", ".join(self._clients[number].name for number in sorted(numbers))
                 raise UnreachableError(f"{names}, which alone has some of the samples, has not answered for "
@@ -108,6 +121,10 @@ class Replicas:
             self._why[peer.number] = why
             self._tried[peer.number] = time.monotonic() - ASK_AGAIN_S / 2
             log.warning("%s is lost: %s", peer.name, why)
+            if isinstance(why, SilentError):  # it would come back at once, and hold up the next step as long
+                self._silences[peer.number] += 1
+                times = GIVE_UP_TIMES * 2 ** min(10, self._silences[peer.number] - 1)
+                self._shunned[peer.number] = time.monotonic() + times * self._patience_s
         peer.close()
 
     def note_changes(self) -> int:
@@ -153,11 +170,14 @@ class Replicas:
             peer.close()
         self.peers.clear()
 
-    def _invite(self) -> None:
-        """Ask those that are not there, each by itself, now and then."""
+    def _invite(self, needed: Collection[int] = ()) -> None:
+        """Ask those that are not there, each by itself, now and then; seldom one that had lived and got nothing done,
+        unless it is needed."""
         now = time.monotonic()
         for number in range(len(self._clients)):
             if number in self.peers or now - self._tried[number] < ASK_AGAIN_S:
+                continue
+            if self.peers and number not in needed and now < self._shunned.get(number, now):
                 continue
             with self._lock:
                 if number in self._joining:
@@ -191,6 +211,7 @@ class Replicas:
             self._tried[number] = time.monotonic()
             with self._lock:
                 self._joining.discard(number)
+                self._waiting.discard(number)
 
     def _await_ready(self, peer: Peer, own: queue.SimpleQueue[Event]) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
@@ -208,7 +229,9 @@ class Replicas:
                 return
             if said.kind == "waiting" and not told:
                 told = True
-                log.warning("%s: waiting for memory there; others use it now", peer.name)
+                self._waiting.add(peer.number)
+                what = _WAITS_FOR.get(str(said.about.get("for")), "memory there; others use it now")
+                log.warning("%s: waiting for %s", peer.name, what)
         raise UnreachableError("the job is closed")
 
     def _take_joined(self) -> None:

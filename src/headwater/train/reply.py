@@ -6,6 +6,7 @@ Owns `Reply` and the `Worker` protocol. Four workers exist: a node on the wire (
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Event
@@ -16,6 +17,9 @@ import numpy as np
 from headwater.core.spec import Boundary
 from headwater.data.wire import Bad, Chunk
 from headwater.errors import DamagedError
+
+QUIET_S = 60.0  # patience with nodes that answer, for jobs that have none (0) with those that don't
+SILENT_TIMES = 10  # of patience: a trainer that has got nothing for so long stops, though its nodes give signs of life
 
 
 @dataclass(frozen=True)
@@ -29,18 +33,28 @@ class Reply:
     chunk: int = -1  # which one this is, where a feed has passed it on
 
 
+@dataclass(eq=False)
+class Heard:
+    """How a request for rows gets on, while it is under way."""
+
+    num_rows: int  # that were asked for
+    num_came: int = 0
+    came_s: float = 0.0  # when something last came of it, by time.monotonic
+    waits_for: str = ""  # by the worker's own word, so that silence is no fault
+
+    def came(self, num_rows: int) -> None:
+        """So many rows are there by now."""
+        if num_rows > self.num_came:
+            self.num_came, self.came_s = num_rows, time.monotonic()
+
+
 class Worker(Protocol):
     """Somebody who turns chunks into replies."""
 
     name: str
 
-    @property
-    def is_waiting(self) -> bool:
-        """Does it wait for something by its own word, so that silence is no fault?"""
-
-    @property
-    def rows_came_s(self) -> float:
-        """When rows last came, of a chunk that is not yet whole, too, by time.monotonic; 0 if it can't tell."""
+    def heard(self, chunk: Chunk) -> Heard | None:
+        """How this very request gets on; None if it is not under way."""
 
     def prepare(self) -> None:
         """Answer, or raise: called before the first chunk and whenever the worker was taken for dead."""

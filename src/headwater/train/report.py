@@ -19,12 +19,13 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwater.core.cost import Estimate
+from headwater.core.cost import Estimate, estimate
 from headwater.core.search import placement, sweep
 from headwater.core.trace import strips
 from headwater.errors import PlanError
 
 if TYPE_CHECKING:
+    from headwater.core.plan import Plan
     from headwater.train.job import Job
 
 RUN, PLANS = "run.json", "plans.json"
@@ -37,33 +38,41 @@ TIMELINE_EVERY = 5  # reports: it takes some milliseconds
 log = logging.getLogger(__name__)
 
 
-def planned(job: Job) -> dict[str, Any] | None:
+def planned(job: Job, pinned: Plan | None = None) -> dict[str, Any] | None:
     """The plan with its alternatives, as plain data; None where nothing was planned.
 
     `estimates` are the best plans and the two extremes, `cuts` what each cut would come to with the plan's settings.
+    `pinned` is a plan that is carried out whatever the planner found.
     """
     if job.ranking is None:
         return None
-    cuts: tuple[Estimate, ...] = ()
+    plan, cuts = pinned or job.plan, tuple[Estimate, ...]()
     if job.measured is not None:
         size, found = job.ranking.best.job, job.measured
         with contextlib.suppress(PlanError):  # what was measured need not price every cut in this plan's precision
-            cuts = sweep(found.cuts, found.profile, found.rig, size, like=job.plan)
+            cuts = sweep(found.cuts, found.profile, found.rig, size, like=plan)
     return {
-        "plan": job.plan.to_json(),
+        "plan": plan.to_json(),
+        "pinned": pinned is not None,
         "explanation": job.ranking.explain(),
-        "estimates": [each.to_json() for _, each in ranked(job)],
+        "estimates": [each.to_json() for _, each in ranked(job, pinned)],
         "cuts": [each.to_json() for each in cuts],
     }
 
 
-def ranked(job: Job) -> list[tuple[str, Estimate]]:
-    """The best plans with their places, and the two extremes, each once."""
+def ranked(job: Job, pinned: Plan | None = None) -> list[tuple[str, Estimate]]:
+    """The best plans with their places, and the two extremes and a pinned plan, each once."""
     assert job.ranking is not None
     rows = [(str(place), each) for place, each in enumerate(job.ranking.plans, start=1)]
     for each in (job.ranking.nothing, job.ranking.pixels):
         if each is not None and all(each.plan != other.plan for _, other in rows):
             rows.append(("", each))
+    if pinned is not None:
+        rows = [(f"{place} pinned".strip() if each.plan == pinned else place, each) for place, each in rows]
+        if all(each.plan != pinned for _, each in rows) and job.measured is not None:
+            found, size = job.measured, job.ranking.best.job
+            with contextlib.suppress(PlanError):  # not every plan was measured
+                rows.append(("pinned", estimate(pinned, found.offered, found.profile, found.rig, size)))
     return rows
 
 

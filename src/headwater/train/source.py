@@ -26,7 +26,7 @@ from headwater.core.codecs import wire_row_bytes
 from headwater.core.pieces import Pieces
 from headwater.core.plan import FILE, PLACE, Plan
 from headwater.core.precision import Deviation
-from headwater.core.prongs import MTE, WRR, next_share
+from headwater.core.prongs import MTE, WRR, next_share, tail_bytes, tail_room
 from headwater.core.share import is_own, more_ahead, own_out
 from headwater.data.cores import usable_cores
 from headwater.data.memory import available_bytes, memory_bytes
@@ -34,7 +34,8 @@ from headwater.data.wire import Chunk, Extraction
 from headwater.errors import HeadwaterError
 from headwater.model.near import NearModel
 from headwater.train.carry import Carried, Carrier, Finish, Setting
-from headwater.train.feed import Feed
+from headwater.train.client import NodeClient
+from headwater.train.feed import SILENT_TIMES, Feed
 from headwater.train.inline import InlineWorker
 from headwater.train.inorder import in_order
 from headwater.train.own import OwnNode
@@ -45,8 +46,6 @@ from headwater.train.trace import LOOP
 log = logging.getLogger(__name__)
 
 MIN_STEPS, MAX_STEPS = 3, 256  # whose times tell what a step takes; that are remembered
-# For rows of an epoch's tail that wait for the head to be used up: of this machine's memory, and of what is free of it.
-TAIL_MEMORY, TAIL_OF_FREE = 0.25, 0.5
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,7 @@ class Source:
         self._adopting = threading.RLock()  # again by whoever holds the run
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self._closed = Event()
+        self._coming: dict[str, float] = {}  # nodes that are made ready, and since when
         self._carrier = Carrier(setting, self._closed)
         self.rebalances = setting.rebalances  # whether a meeting point may follow the epoch before
         self._waiting_since: float | None = None
@@ -82,6 +82,56 @@ class Source:
     def plan(self) -> Plan:
         """The plan in use."""
         return self._carried.plan
+
+    @property
+    def clients(self) -> tuple[NodeClient, ...]:
+        """The nodes of the job at this moment."""
+        return tuple(self._setting.clients)
+
+    def welcome(self, client: NodeClient) -> bool:
+        """Make a node ready that came while the job runs, and ask it for rows from then on, also in the epoch that is
+        under way, which goes on meanwhile. False if the job was closed, or has such a node by now. Raises if the node
+        can't be made ready: the run goes on without it.
+        """
+        self._coming[client.name] = time.monotonic()
+        try:
+            client.take_over(self._setting.clients[0])
+            client.prepare()
+            client.calibrate_again()
+            self._ask_once(client, self._carried)  # so that it has loaded the prefix before rows are waited for
+            return self._join(client)
+        finally:
+            del self._coming[client.name]
+
+    def _come(self) -> list[str]:
+        """The nodes that are being made ready, and not for so long that they are no longer worth a wait."""
+        for_s = SILENT_TIMES * self._setting.patience_s
+        return [name for name, since in list(self._coming.items()) if time.monotonic() - since < for_s]
+
+    def _join(self, client: NodeClient) -> bool:
+        with self._adopting, self._lock:
+            if self._closed.is_set() or any(each.name == client.name for each in self._setting.clients):
+                return False
+            self._setting.clients = (*self._setting.clients, client)
+            if self._carried.plan.uses_storage:
+                self._carried = replace(self._carried, workers={**self._carried.workers, client.name: client})
+                for feed in list(self._feeds):
+                    feed.join(client.name, client)
+        return True
+
+    def leave(self, client: NodeClient) -> bool:
+        """A node that is gone for good; its chunks go to others. False if it is the only one: a job has at least one to
+        wait for."""
+        with self._adopting, self._lock:
+            left = tuple(each for each in self._setting.clients if each is not client)
+            if not left:
+                return False
+            self._setting.clients = left
+            workers = {name: each for name, each in self._carried.workers.items() if each is not client}
+            self._carried = replace(self._carried, workers=workers)
+            for feed in list(self._feeds):
+                feed.leave(client.name)
+        return True
 
     @property
     def prongs(self) -> tuple[str, float]:
@@ -132,16 +182,20 @@ class Source:
         """Have the nodes begin to load what the plan runs there, so that the first rows come as soon as later ones."""
         self._warm(self._carried)
 
+    def _ask_once(self, worker: Worker, carried: Carried) -> None:
+        """A row, for which it has to load the prefix."""
+        given = self._setting
+        refs = spread_out(given.samples, 1, given.holdings, worker.name)
+        worker.rows(Chunk(carried.extraction, "probe", given.seed, 0, 0, refs, reuse=False), self._closed)
+
     def _warm(self, carried: Carried) -> list[threading.Thread]:
         """A row from each node. What goes wrong with that is the feed's business, once rows are wanted."""
-        given = self._setting
         if not carried.plan.has_prefix:
             return []
 
         def ask(worker: Worker) -> None:
-            refs = spread_out(given.samples, 1, given.holdings, worker.name)
             try:
-                worker.rows(Chunk(carried.extraction, "probe", given.seed, 0, 0, refs, reuse=False), self._closed)
+                self._ask_once(worker, carried)
             except HeadwaterError as error:
                 log.info("%s has not loaded the prefix yet: %s", worker.name, error)
 
@@ -190,6 +244,11 @@ class Source:
             last.append((now, counts.waited_s, num_rows))
 
         return got
+
+    def finished(self, start: float, end: float) -> None:
+        """A batch was made of its rows."""
+        if self._setting.trace is not None:
+            self._setting.trace.add("finish", start, end, LOOP)
 
     def stepped(self, start: float, end: float) -> None:
         """The loop had a batch for so long."""
@@ -357,15 +416,15 @@ class Source:
     def _feed(self, carried: Carried, num_chunks: int, chunk: Callable[[int, str], Chunk], **options: Any) -> Feed:
         feed = Feed(carried.workers, num_chunks, chunk, per_worker=carried.plan.prefetch,
                     patience_s=self._setting.patience_s, arrived=self._note_arrival, paces=carried.paces,
-                    **options)  # fmt: skip
+                    coming=self._come, **options)  # fmt: skip
         self._feeds.add(feed)
         return feed
 
     def _room(self, carried: Carried) -> int:
         """Chunks of a tail that this machine may hold until the head is used up."""
         chunk_bytes = carried.plan.chunk_rows * sum(spec.row_bytes for spec in carried.extraction.boundary)
-        mine = min(TAIL_MEMORY * memory_bytes(), TAIL_OF_FREE * available_bytes()) / self._setting.trainers
-        return max(carried.plan.prefetch + 1, int(mine / chunk_bytes))
+        mine = tail_bytes(memory_bytes(), available_bytes()) / self._setting.trainers
+        return tail_room(mine, chunk_bytes, carried.plan.prefetch)
 
     def _balancing(
         self, carried: Carried, feed: Feed, replies: Iterator[Reply], first: int, num_chunks: int

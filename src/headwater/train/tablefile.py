@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headwater.core.form import from_json, to_json
+from headwater.core.form import from_json, shown, to_json
 from headwater.core.table import TableSpec
 from headwater.data.store import Store, make_folder, open_store
 from headwater.errors import ConfigError, DamagedError, HeadwaterError
@@ -85,9 +85,14 @@ def _trained(table: Table, most: int) -> Iterator[np.ndarray]:
         start: int | None = 0
         while start is not None:
             header, arrays = line.now({"what": "trained", "start": start, "most": most})
-            start = header.get("on")
-            if len(arrays["places"]):
-                yield table.spec.ids_of(part, arrays["places"])
+            found, before, start = arrays.get("places"), start, header.get("on")
+            if found is None or found.ndim != 1 or found.dtype.kind != "i" or len(found) > most:
+                raise DamagedError(f"{line.client.name} does not say which vectors of {table.name} were trained")
+            if start is not None and not (type(start) is int and start > before):
+                raise DamagedError(f"{line.client.name} would have table {table.name} read from {shown(start)} on, "
+                                   f"after {before:,}")  # fmt: skip
+            if len(found):
+                yield table.spec.ids_of(part, found.astype(np.int64))
 
 
 def _check(into: TableSpec, saved: TableSpec, url: str) -> None:

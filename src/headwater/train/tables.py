@@ -14,9 +14,10 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -175,7 +176,7 @@ class Table:
         self._hang_up = weakref.finalize(self, _close, self.lines)
         try:
             opened = self._all({"what": "open", "spec": to_json(spec), "make": True, "cache_bytes": cache_bytes})
-            self.spec = from_json(TableSpec, opened[0]["spec"], f"the table {name}")
+            self.spec = self._spec_of(opened, spec)
             self.version = self._meet(opened)
         except BaseException:
             self.close()
@@ -187,7 +188,8 @@ class Table:
 
     def _meet(self, opened: list[dict[str, Any]]) -> int:
         """A trainer that ended in the middle of a step may have left parts one step apart."""
-        stands = [(int(about["version"]), int(about["checkpoint"])) for about in opened]
+        with self._plain_answers():
+            stands = [(tablewire.whole(about, "version"), tablewire.whole(about, "checkpoint")) for about in opened]
         target = meeting(stands)
         if target is None:
             raise RefusedError(f"the parts of table {self.name} are at versions {[each for each, _ in stands]} and "
@@ -195,6 +197,23 @@ class Table:
                                "a saved one into it")  # fmt: skip
         self.go_back(target)
         return target
+
+    def _spec_of(self, told: Sequence[Mapping[str, Any]], ours: TableSpec) -> TableSpec:
+        """The table as nodes have it: it may have grown, and is ours in everything else."""
+        with self._plain_answers():
+            found = from_json(TableSpec, told[0].get("spec"), f"the table {self.name}")
+            if replace(found, num_embeddings=ours.num_embeddings) != ours:
+                raise DamagedError(f"{self.lines[0].client.name} has another table {self.name} than was asked for")
+        return found
+
+    @contextmanager
+    def _plain_answers(self) -> Iterator[None]:
+        """What can't be used of an answer is the node's fault, not the caller's."""
+        try:
+            yield
+        except ConfigError as error:
+            names = ", ".join(line.client.name for line in self.lines)
+            raise DamagedError(f"an answer about table {self.name} (from {names}) can't be used: {error}") from None
 
     def go_back(self, version: int) -> None:
         """All parts, to a version that each still knows."""
@@ -271,8 +290,9 @@ class Table:
             if len(own):
                 coming += line.ask(lambda _, line=line: line.message(header), bags=(batch.number, own))  # type: ignore[misc]
 
-    def _gather(self, batch: Batch, part: int, coming: list[Future[_Answer]]) -> np.ndarray:
-        """What a part's bags add up to, put together from what came for one version after the other."""
+    def _gather(self, batch: Batch, part: int, coming: list[Future[_Answer]], again: bool = False) -> np.ndarray:
+        """What a part's bags add up to, put together from what came for one version after the other. `again`: it was
+        asked for once more already."""
         own = batch.parts[part][0]
         known = np.empty((len(own), self.spec.dim), self.spec.dtype)
         complete = not len(own)
@@ -281,17 +301,20 @@ class Table:
             if "missed" in header:  # the node was started again; what it forgot is asked for whole
                 complete = False
                 continue
-            which = tablewire.places(arrays, "which")
-            vectors = tablewire.vectors_of(arrays, "vectors", (len(which), self.spec.dim), self.spec.dtype)
+            with self._plain_answers():
+                which = tablewire.places(arrays, "which")
+                vectors = tablewire.vectors_of(arrays, "vectors", (len(which), self.spec.dim), self.spec.dtype)
             if len(which) and (which.min() < 0 or which.max() >= len(own)):
                 raise DamagedError(f"{self.lines[part].client.name} sent bags that were not asked for")
             known[which] = vectors
             complete = complete or len(which) == len(own)
+        if not complete and again:
+            raise DamagedError(f"{self.lines[part].client.name} does not send all bags that it was asked for")
         if not complete:
             line, header = self.lines[part], {"what": "fetch", "number": batch.number, "version": self.ahead.version,
                                               "since": -1}  # fmt: skip
-            again = line.ask(lambda _: line.message(header), bags=(batch.number, own))
-            return self._gather(Batch(batch.number, own, [*batch.parts]), part, again)
+            asked = line.ask(lambda _: line.message(header), bags=(batch.number, own))
+            return self._gather(Batch(batch.number, own, [*batch.parts]), part, asked, again=True)
         return known
 
     # Training
@@ -338,7 +361,10 @@ class Table:
             for part, line in enumerate(self.lines):
                 own = np.flatnonzero(some % self.spec.num_parts == part)
                 if len(own):
-                    records = line.now({"what": "read"}, {"places": some[own] // self.spec.num_parts})[1]["records"]
+                    arrays = line.now({"what": "read"}, {"places": some[own] // self.spec.num_parts})[1]
+                    columns = self.spec.dim + (2 if self.spec.state_bytes else 1)
+                    with self._plain_answers():
+                        records = tablewire.vectors_of(arrays, "records", (len(own), columns), self.spec.dtype)
                     vectors[start + own] = records[:, : self.spec.dim]
                     state[start + own] = records[:, self.spec.dim + 1] if self.spec.state_bytes else 0
         return vectors, state
@@ -370,7 +396,7 @@ class Table:
     def grow(self, num_embeddings: int) -> None:
         self.settle()
         said = self._all({"what": "grow", "num_embeddings": num_embeddings})
-        self.spec = from_json(TableSpec, said[0]["spec"], f"the table {self.name}")
+        self.spec = self._spec_of(said, self.spec)
 
     def drop(self) -> None:
         """The table is gone from its nodes."""

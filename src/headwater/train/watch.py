@@ -24,7 +24,7 @@ from headwater.core.profile import Profile
 from headwater.core.prongs import MTE, ORDERED
 from headwater.core.replan import Replan, Replanner, Window, worth_switching
 from headwater.core.rig import Link, Rig
-from headwater.core.search import placement, search, suited_split
+from headwater.core.search import carried, placement, search, suited_split
 from headwater.core.share import SHARES
 from headwater.data.wire import MAX_BLOB_BYTES
 from headwater.errors import HeadwaterError
@@ -86,14 +86,16 @@ class Watch:
         file_bytes: int = 0,
         prongs: str = ORDERED,
         hand_over: str = WIRE,
+        may_grow: bool = False,
     ) -> None:
         """`check_cut` raises if what is in front of a cut is no longer what it was when the job began.
 
         `file_bytes` has the file that serves all cuts; nodes that lack it are sent it. `prongs` is how plans that take
-        over go through an epoch, where both sides make rows; `hand_over` how pixels come from nodes.
+        over go through an epoch, where both sides make rows; `hand_over` how pixels come from nodes; `may_grow` whether
+        nodes may join.
         """
         self._source = source
-        self._clients = list(clients)
+        self._clients = tuple(clients)
         self._cuts = tuple(cuts)
         self._profile = profile
         self._size = replace(size, num_epochs=1)
@@ -110,9 +112,9 @@ class Watch:
             for device in rig.nodes
         }
         self._file_bytes = file_bytes
-        self._prongs, self._hand_over = prongs, hand_over
+        self._prongs, self._hand_over, self._may_grow = prongs, hand_over, may_grow
         self._missing = self._without_file()
-        self._replanner = Replanner(source.plan, self._cuts, profile, rig, batch_size=size.batch_size)
+        self._replanner = self._watched(rig)
         self._believed = rig
         self._version = -1
         self._begun = 0
@@ -129,6 +131,9 @@ class Watch:
         """One look at the counters; the reading that the next window starts from."""
         if not self._source.is_open:
             self._version = -1
+            return None
+        if self._source.clients != self._clients:
+            self._renew(self._source.clients)
             return None
         if self._source.version != self._version:
             self._version, self._begun = self._source.version, self._source.num_chunks
@@ -150,6 +155,29 @@ class Watch:
             self._try_at = time.perf_counter() + self._try_every_s
             return None
         return now
+
+    def _watched(self, rig: Rig) -> Replanner:
+        """What looks at the plan in use from here on."""
+        return Replanner(self._source.plan, self._cuts, self._profile, rig, batch_size=self._size.batch_size)
+
+    def _renew(self, clients: tuple[NodeClient, ...]) -> None:
+        """Nodes have come or gone: the rig is another one, and so may be the plan. One that came is taken for what the
+        first one is: a fleet's nodes are alike, and what is not is seen soon."""
+        rig = self._replanner.rig
+        known = dict(zip([device.name for device in rig.nodes], zip(rig.nodes, rig.links, strict=True), strict=True))
+        first, link = rig.nodes[0], rig.links[0]
+        there = [known.get(client.name, (replace(first, name=client.name), link)) for client in clients]
+        self._threads = {device.name: self._threads.get(device.name, self._threads[first.name]) for device, _ in there}
+        came = [client.name for client in clients if client.name not in known]
+        went = [name for name in known if all(client.name != name for client in clients)]
+        # The trainer's port is known to carry what one link did; that it carries more is seen once it does.
+        port = rig.trainer_link or (link if len(there) > 1 else None)
+        rig = replace(rig, nodes=tuple(device for device, _ in there), links=tuple(each for _, each in there),
+                      trainer_link=port)  # fmt: skip
+        self._clients, self._version, self._believed = clients, -1, rig
+        self._replanner = self._watched(rig)
+        why = [f"{', '.join(names)} {what}" for names, what in ((came, "joined"), (went, "left")) if names]
+        self._decide(Replan(rig, tuple(why), of_links=False))
 
     def _try(self) -> list[Replan]:
         """Is a link or the trainer fast again that got slow? Beside the run, which asks little of it."""
@@ -185,10 +213,10 @@ class Watch:
             for client in self._clients:
                 try:
                     said = client.hello()["busy"]
-                except HeadwaterError:
+                    busy[client.name] = (float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"]),
+                                         float(said.get("num_cache_hits", 0)))  # fmt: skip
+                except (HeadwaterError, KeyError):
                     continue  # away, or behind a link that is full: what it sends still counts
-                busy[client.name] = (float(said["decode_s"]) + float(said["infer_s"]), float(said["num_rows"]),
-                                     float(said.get("num_cache_hits", 0)))  # fmt: skip
         return _Reading(
             time.perf_counter(),
             self._source.num_chunks,
@@ -233,22 +261,27 @@ class Watch:
         return self._replanner.node_rows_per_s(name, busy_s / rows, self._threads[name])
 
     def _decide(self, decision: Replan) -> None:
-        """Go over to another plan if one pays; where links changed, as they are with nothing else on them.
+        """Go over to another plan if one pays, or if the one in use needs more memory than there is by now; where
+        links changed, as they are with nothing else on them.
 
         Measuring links stops the run for a while, so it is done only if another plan may pay. If it can't be done, or
         the plan can't be adopted, nothing was decided, and the change is seen again.
         """
-        before, rig = self._source.plan, decision.rig
-        why = "; ".join(decision.why)
+        before, rig, reasons = self._source.plan, decision.rig, decision.why
+        why = "; ".join(reasons)
         adopted = before
         try:
-            if self._may_pay(before, rig) or self._is_scarce(before, rig):
-                rig, there = self._ask_nodes(rig)
+            rig, there = self._ask_nodes(rig)
+            if too_much := self._too_much(before, rig):
+                reasons = (*reasons, *too_much)
+                why = "; ".join(reasons)
+            if too_much or self._may_pay(before, rig) or self._is_scarce(before, rig):
                 with self._source.held() if decision.of_links else contextlib.nullcontext():
                     rig = self._measure(rig, there) if decision.of_links else rig
                     now, best = self._compare(before, rig)
                     then = before
-                    if not alike(best.plan, before) and worth_switching(now, best):
+                    pays = not alike(best.plan, before) and worth_switching(now, best)
+                    if pays or (too_much and best.plan != before):
                         then = best.plan
                     elif self._is_scarce(before, rig):
                         then, best = replace(before, split=PLACE), now
@@ -268,7 +301,7 @@ class Watch:
         if adopted == before:
             log.info("%s; the plan stays", why)
             return
-        self.switches.append(Switch(decision.why, before, adopted, self._source.num_rows))
+        self.switches.append(Switch(reasons, before, adopted, self._source.num_rows))
         log.warning("%s: going over to another plan (%s, cut at %s), an estimated %.3g times as fast", why,
                     placement(adopted), adopted.cut_name,
                     now.epoch_s / best.epoch_s)  # fmt: skip
@@ -284,6 +317,10 @@ class Watch:
             worth_switching(*self._compare(plan, each)) for each in (rig, apart)
         )
 
+    def _too_much(self, plan: Plan, rig: Rig) -> tuple[str, ...]:
+        """Of every device that does not have the memory for this plan any more."""
+        return estimate(plan, self._cuts, self._profile, rig, self._size).faults
+
     def _is_scarce(self, plan: Plan, rig: Rig) -> bool:
         """Whether a link has become so thin that the trainer's share has to be kept to."""
         if plan.split != PACE:
@@ -296,16 +333,11 @@ class Watch:
                        starts_own=not self._source.has_own)  # fmt: skip
         # All trainers go through an epoch alike, so what was asked for stays, whatever one of them would rather do.
         found = search(self._open_cuts(), self._profile, rig, size, codecs=self._codecs, precisions=self._precisions,
-                       shared=self._prongs != ORDERED)  # fmt: skip
-        # At the pace of both sides, the share is what it comes to.
-        shares = [replace(plan, host_share=share) for share in SHARES] if plan.split == PACE else [plan]
+                        shared=self._prongs != ORDERED, prongs=self._prongs, may_grow=self._may_grow)  # fmt: skip
+        # Where timing decides, the share is what it comes to.
+        shares = [replace(plan, host_share=share) for share in SHARES] if plan.is_share_open else [plan]
         every = [estimate(each, self._cuts, self._profile, rig, self._size) for each in shares]
-        best = found.best
-        if self._prongs != ORDERED:
-            best = replace(best, plan=replace(best.plan, prongs=self._prongs, split=PLACE))
-        if best.plan.uses_storage and not best.plan.has_prefix and self._hand_over == FILE:
-            best = replace(best, plan=replace(best.plan, hand_over=FILE))
-        return min(every, key=lambda each: each.total_s), best
+        return min(every, key=lambda each: each.total_s), carried(found.best, self._prongs, self._hand_over)
 
     def _without_file(self) -> list[str]:
         """The nodes that answer and don't have the file of all cuts."""
@@ -384,8 +416,9 @@ def _own_share(before: _Reading, now: _Reading) -> float | None:
 
 
 def alike(one: Plan, other: Plan) -> bool:
-    """Do these come to the same? At the pace of both sides, the share that was expected does not matter."""
-    return one == (replace(other, host_share=one.host_share) if one.split == other.split == PACE else other)
+    """Do these come to the same? Where timing decides, the share that was expected does not matter."""
+    is_open = one.is_share_open and other.is_share_open
+    return one == (replace(other, host_share=one.host_share) if is_open else other)
 
 
 def _has_faster_link(before: Rig, after: Rig) -> bool:

@@ -80,16 +80,28 @@ def byte_costs(client: NodeClient, link: Link) -> tuple[float, float]:
 
 def wire_costs(
     client: NodeClient, chunk: Chunk, found: dict[str, Any], receive_s_per_byte: float
-) -> tuple[float, float]:
-    """From chunks that are really asked for: the node's CPU for one beyond its rows', and ours a row beyond bytes."""
+) -> tuple[float, float, float]:
+    """From chunks that are really asked for: the node's CPU for one beyond its rows', and ours a row and a chunk beyond
+    bytes."""
     stopped = Event()
+
+    def ours_s(*chunks: Chunk) -> float:
+        cpu = time.process_time()
+        num_bytes = sum(client.rows(each, stopped).num_bytes for each in chunks)
+        return max(0.0, time.process_time() - cpu - num_bytes * receive_s_per_byte) / len(chunks)
+
     client.rows(replace(chunk, samples=chunk.samples[:1]), stopped)  # loads the engine
-    cpu = time.process_time()
-    reply = client.rows(chunk, stopped)
-    ours_s = max(0.0, time.process_time() - cpu - reply.num_bytes * receive_s_per_byte) / len(chunk.samples)
+    whole_s = ours_s(chunk)
     before = float(client.hello()["cpu_s"])
-    lone = chunk.samples[:LONE_ROWS]
-    for ref in lone:
-        client.rows(replace(chunk, samples=(ref,)), stopped)
+    lone = [replace(chunk, samples=(ref,)) for ref in chunk.samples[:LONE_ROWS]]
+    lone_s = ours_s(*lone)
     nodes_s = (float(client.hello()["cpu_s"]) - before) / len(lone)
-    return max(0.0, nodes_s - float(found["pipeline_cpu_s"])), ours_s
+    row_s, chunk_s = _split(whole_s, len(chunk.samples), lone_s)
+    return max(0.0, nodes_s - float(found["pipeline_cpu_s"])), row_s, chunk_s
+
+
+def _split(whole_s: float, num_rows: int, lone_s: float) -> tuple[float, float]:
+    """Seconds a row and a chunk, of what a chunk of so many rows took and one of a single row."""
+    row_s = max(0.0, (whole_s - lone_s) / (num_rows - 1)) if num_rows > 1 else 0.0
+    chunk_s = min(max(0.0, lone_s - row_s), whole_s)
+    return (whole_s - chunk_s) / num_rows, chunk_s

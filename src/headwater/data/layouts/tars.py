@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ LOOKED_FOR = "WebDataset tars (.tar with 7.jpg and 7.cls or 7.json inside)"
 # beside its picture's end comes with it.
 _BLOCK = 16 * 1024
 _MAX_LABEL_BYTES = 1024 * 1024
+_PAGE = 1000  # samples, of which it is told that they were seen
 _THREADS = 8  # shards indexed at once: the work is waiting for the store
 
 
@@ -77,7 +79,8 @@ class _Shard:
 
 
 def read_tars(listing: Listing, on_page: Callable[[int], None] | None = None) -> Samples:
-    """Samples of all .tar objects of the listing. `on_page` hears the number of samples seen so far."""
+    """Samples of all .tar objects of the listing. `on_page` hears the number of samples seen so far: also within a tar,
+    which may be large, and in any thread."""
     chosen = listing.where(listing.ending(".tar"))
     if not len(chosen):
         packed = int(listing.ending(".tar.gz", ".tgz", ".tar.zst").sum())
@@ -88,16 +91,24 @@ def read_tars(listing: Listing, on_page: Callable[[int], None] | None = None) ->
     rows = list(zip(chosen.keys.to_pylist(), chosen.sizes.tolist(), chosen.etags.to_pylist(), strict=True))
     columns: dict[str, list[Any]] = {name: [] for name in ("keys", "offsets", "lengths", "etags", "written", "names")}
     num_other = len(listing) - len(chosen)
+    lock, num_seen = threading.Lock(), 0
+
+    def seen(count: int) -> None:
+        nonlocal num_seen
+        with lock:
+            num_seen += count
+        if on_page is not None and count:
+            on_page(num_seen)
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        for shard, (_, _, etag) in zip(pool.map(lambda row: _index(listing.store, *row), rows), rows, strict=True):
+        indexed = pool.map(lambda row: _index(listing.store, row[0], row[1], row[2], seen), rows)
+        for shard, (_, _, etag) in zip(indexed, rows, strict=True):
             _check(shard, listing.shown)
             num_other += shard.num_other
             for name, group in shard.groups.items():
                 values = (shard.key, group.offset, group.length, etag, group.label, f"{shard.key}: {name}")
                 for column, value in zip(columns.values(), values, strict=True):
                     column.append(value)
-            if on_page is not None:
-                on_page(len(columns["keys"]))
     if not columns["keys"]:
         raise EmptyDataError(f"{listing.shown}: {len(chosen):,} tars hold no picture; looked for {LOOKED_FOR}")
     labels, classes = number_labels(columns["written"], columns["names"].__getitem__, listing.shown)
@@ -114,16 +125,20 @@ def read_tars(listing: Listing, on_page: Callable[[int], None] | None = None) ->
     )
 
 
-def _index(store: Store, key: str, size: int, etag: str) -> _Shard:
-    shard = _Shard(key)
+def _index(store: Store, key: str, size: int, etag: str, seen: Callable[[int], None]) -> _Shard:
+    shard, told = _Shard(key), 0
     file = io.BufferedReader(_ObjectFile(store, key, size, etag), _BLOCK)
     try:
         for member in read_members(file, size):
             _add(shard, file, member)
+            if len(shard.groups) - told >= _PAGE:
+                seen(len(shard.groups) - told)
+                told = len(shard.groups)
     except ValueError as error:
         raise DataError(
             f"{store!r} {key}: not a whole tar ({size:,} bytes): {error}; it was cut short or is no tar: write it again"
         ) from None
+    seen(len(shard.groups) - told)
     return shard
 
 

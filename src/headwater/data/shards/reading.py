@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.data.samples import SampleRef
+from headwater.data.samples import WHOLE, SampleRef
 from headwater.data.shards.record import SUFFIX, WAY_OUT, check_record, check_which
 from headwater.data.store import Store
 from headwater.data.textfile import is_text, read_text
@@ -51,18 +51,18 @@ def read_sample(store: Store, ref: SampleRef) -> Any:
 
     Afterwards they are in memory: whoever waits for the disk does it here, without Python's lock. A record's checksum
     is computed when it comes over a wire, and when it is the first time in a mapped file. That it is the record which
-    the index has there is looked at every time.
+    the index has there is looked at every time. More bytes than the listing has are not read: a node counts on those.
     """
-    length = None if ref.length < 0 else ref.length
+    length, listed_bytes = (None, ref.size) if ref.length == WHOLE else (ref.length, None)
     if is_text(ref.key):
         return read_text(store, ref)
     if not ref.key.endswith(SUFFIX):
-        return store.read(ref.key, ref.offset, length, ref.etag, MAX_SAMPLE_BYTES)
+        return store.read(ref.key, ref.offset, length, ref.etag, MAX_SAMPLE_BYTES, listed_bytes)
     etag, crc32 = _split(ref.etag)
     mapped = store.map(ref.key) if store.is_local else None
     if mapped is None:
         try:
-            data = store.read(ref.key, ref.offset, length, etag, MAX_SAMPLE_BYTES)
+            data = store.read(ref.key, ref.offset, length, etag, MAX_SAMPLE_BYTES, listed_bytes)
         except BadSampleError as error:
             raise BadSampleError(ref.key, f"{error.reason}; {WAY_OUT}") from None
         check_record(data, ref.key, ref.offset, crc32)

@@ -99,8 +99,9 @@ class TextOp(Op):
         """The sha256 of the tokenizer that it needs beside its fields."""
         raise NotImplementedError
 
-    def check_here(self) -> None:
-        """RefusedError if that is not on this machine."""
+    def loaded(self) -> Any:
+        """That, in memory, for as long as it is held. RefusedError if it is not on this machine; may take a moment."""
+        raise NotImplementedError
 
     def apply(self, text: str) -> np.ndarray:
         """The numbers. Raises ValueError if this text can't be transformed."""

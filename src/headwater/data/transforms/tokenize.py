@@ -63,17 +63,17 @@ class Tokenize(TextOp):
     @property
     def num_ids(self) -> int:
         """How many different ids there are."""
-        return int(tokenizerfile.load(self.tokenizer, self.length).get_vocab_size())
+        return int(self.loaded().tokenizer.get_vocab_size())
 
     @property
     def needs(self) -> str:
         return self.tokenizer
 
-    def check_here(self) -> None:
-        tokenizerfile.check_here(self.tokenizer, self.length)
+    def loaded(self) -> tokenizerfile.Loaded:
+        return tokenizerfile.load(self.tokenizer, self.length)
 
     def apply(self, text: str) -> np.ndarray:
-        ids = tokenizerfile.ids_of(tokenizerfile.load(self.tokenizer, self.length), text, self.length)
+        ids = tokenizerfile.ids_of(self.loaded().tokenizer, text, self.length)
         rows = np.zeros((2, self.length), np.int32)
         rows[0] = self.pad_id
         rows[0, : len(ids)] = ids

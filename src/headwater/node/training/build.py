@@ -6,6 +6,7 @@ Owns `Built`, and `footprint`, which says what a prefix would take before any me
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headwater.core.graph import (
+    MAX_NODES,
     NORM,
     Dtype,
     End,
@@ -34,6 +36,7 @@ _NUMBERS: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 _BIGGEST = 2**63
 MAX_PIECES = 4096  # that an operator may cut a tensor into: each is an object, however small it is
+MAX_MADE = 2 * MAX_NODES  # tensors that all operators make together, for the same reason
 AT_ONCE = 4  # values of a frozen part that are alive together, each taken for as large as the largest
 
 
@@ -165,16 +168,8 @@ class Built:
                     norms += 1
                 else:
                     made = run(*args, **kwargs)
-            except (
-                RuntimeError,
-                TypeError,
-                ValueError,
-                IndexError,
-                KeyError,
-                NotImplementedError,
-                ZeroDivisionError,
-            ) as error:
-                raise ConfigError(f"call {place} of the prefix, {call.op}, can't run: {_first_line(error)}") from error
+            except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+                raise ConfigError(f"call {place} of the prefix, {call.op}, can't run: {first_line(error)}") from error
             values[num_inputs + place] = made
             if watch is not None:
                 watch(made)
@@ -183,7 +178,7 @@ class Built:
                     values.pop(number, None)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
@@ -207,7 +202,7 @@ def footprint(graph: PrefixGraph, end: End, num_rows: int) -> tuple[int, int]:
         inputs = [torch.empty((num_rows, *spec.shape), dtype=getattr(torch, spec.dtype), device="meta")
                   for spec in graph.inputs]  # fmt: skip
     except (RuntimeError, OverflowError, TypeError) as error:
-        raise ConfigError(f"the prefix has a tensor that no memory holds: {_first_line(error)}") from error
+        raise ConfigError(f"the prefix has a tensor that no memory holds: {first_line(error)}") from error
     weight_bytes = sum(each.numel() * each.element_size() for each in weights.values())
     alive: list[Any] = list(inputs)
     passing: dict[int, int] = {}  # bytes of what the frozen part makes, which is soon let go of
@@ -217,9 +212,13 @@ def footprint(graph: PrefixGraph, end: End, num_rows: int) -> tuple[int, int]:
         def watch(value: Any) -> None:
             for each in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(each, Tensor):
+                    if len(alive) >= MAX_MADE:
+                        raise ConfigError(f"the prefix makes more than {MAX_MADE:,} tensors; cut earlier")
                     alive.append(each)  # or another one could get its place in memory, and pass for it
                     storage = each.untyped_storage()
-                    seen[storage._cdata] = storage.nbytes()
+                    # A view that repeats itself counts for as large as it looks: whoever reads it takes as long.
+                    looks = math.prod(each.shape) * each.element_size()
+                    seen[storage._cdata] = max(storage.nbytes(), looks, seen.get(storage._cdata, 0))
 
         return watch
 
@@ -230,7 +229,7 @@ def footprint(graph: PrefixGraph, end: End, num_rows: int) -> tuple[int, int]:
     except HeadwaterError:
         raise
     except Exception as error:
-        raise ConfigError(f"the prefix can't run: {_first_line(error)}") from error
+        raise ConfigError(f"the prefix can't run: {first_line(error)}") from error
     for tensor, spec in zip(found, end.boundary, strict=True):
         if tuple(tensor.shape) != (num_rows, *spec.shape) or tensor.dtype is not getattr(torch, spec.dtype):
             raise ConfigError(f"the prefix gives {list(tensor.shape)} {tensor.dtype} where it says {spec}")

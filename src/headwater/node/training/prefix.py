@@ -19,7 +19,7 @@ from headwater.core.partition import Replica
 from headwater.core.spec import Boundary
 from headwater.data.parcel import Parcel, checksum, pack_rows, unpack_rows
 from headwater.errors import ConfigError, DamagedError
-from headwater.node.training.build import Built, empty_weights, footprint
+from headwater.node.training.build import Built, empty_weights, first_line, footprint
 from headwater.node.training.kept import KEPT_BYTES, Kept
 from headwater.node.training.norm import Meet
 
@@ -46,8 +46,9 @@ def need_bytes(graph: PrefixGraph, end: End, num_rows: int, depth: int, keeps: b
 class TrainedPrefix:
     """One replica."""
 
-    def __init__(self, graph: PrefixGraph, end: End, codec: str, keeps: bool, depth: int) -> None:
-        """`keeps` what frozen layers make of samples: each epoch has the same pixels. `depth` micro-batches at once."""
+    def __init__(self, graph: PrefixGraph, end: End, codec: str, keeps: bool, depth: int, max_rows: int) -> None:
+        """`keeps` what frozen layers make of samples: each epoch has the same pixels. `depth` micro-batches at once,
+        each of up to `max_rows`, which memory was reserved for."""
         self._kept = Kept() if keeps and num_frozen(graph, end) else None
         self._codec = codec
         self._graph, self._end = graph, end
@@ -58,6 +59,8 @@ class TrainedPrefix:
         self._staged: dict[str, np.ndarray] = {}
         self._under_way: dict[int, list[Tensor]] = {}  # of each micro-batch what gets gradients
         self._learning: Boundary = ()  # what that is, of the boundary
+        self._most_bytes = footprint(graph, end, max_rows)[1]
+        self._fitting = {max_rows}  # numbers of rows that make no more than that
 
     @property
     def version(self) -> int:
@@ -98,6 +101,7 @@ class TrainedPrefix:
     ) -> dict[str, np.ndarray]:
         """Rows of the boundary of these samples, as they travel. No pixels: their frozen part was kept."""
         micro = parcel.number("micro")
+        self._check_rows(len(ids))
         if parcel.about.get("passes") is True:
             self._state.passes(parcel.number("version"))
             with torch.no_grad():
@@ -108,6 +112,17 @@ class TrainedPrefix:
         self._under_way[micro] = [each for each in made if each.requires_grad]
         self._learning = tuple(spec for spec, each in zip(self._end.boundary, made, strict=True) if each.requires_grad)
         return pack_rows(self._codec, self._end.boundary, [each.detach().contiguous().numpy() for each in made])
+
+    def _check_rows(self, num_rows: int) -> None:
+        """A prefix may compute sizes from the number of rows, so that fewer of them make more, or something else."""
+        if num_rows in self._fitting:
+            return
+        num_bytes = footprint(self._graph, self._end, num_rows)[1]
+        if num_bytes > self._most_bytes:
+            raise ConfigError(f"{num_rows:,} rows take {num_bytes / 1e6:,.3g} MB in the prefix, and "
+                              f"{self._most_bytes / 1e6:,.3g} MB were reserved for the most rows; a prefix must not "
+                              "take more for fewer")  # fmt: skip
+        self._fitting.add(num_rows)
 
     def _frozen(self, ids: Sequence[int], pixels: np.ndarray | None) -> list[Any]:
         """What crosses from the frozen part into the trained one."""
@@ -137,7 +152,7 @@ class TrainedPrefix:
         for grad, scale in zip(grads, scales, strict=True):
             if scale != 1.0:
                 grad.div_(scale)
-        torch.autograd.backward(made, grads)
+        _back(made, grads)
 
     def collect(self, step: int) -> dict[str, np.ndarray]:
         """The gradients that were added up, of the weights that got any; with that the step is over here."""
@@ -157,6 +172,14 @@ class TrainedPrefix:
         self._under_way.clear()
         for weight in self._weights.values():
             weight.grad = None
+
+
+def _back(made: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+    """The backward pass; what it needs may have been overwritten by an operator that works in place."""
+    try:
+        torch.autograd.backward(made, grads)
+    except RuntimeError as error:
+        raise ConfigError(f"the prefix has no gradients: {first_line(error)}") from error
 
 
 class Alone:
@@ -190,7 +213,7 @@ def measure(graph: PrefixGraph, num_rows: int, repeats: int = 2) -> dict[str, li
             made = [each for each in built.run(inputs, Alone()) if each.requires_grad]
             middle = time.perf_counter()
             if made:
-                torch.autograd.backward(made, [torch.ones_like(each) for each in made])
+                _back(made, [torch.ones_like(each) for each in made])
             stop = time.perf_counter()
             best = [min(best[0], middle - start), min(best[1], stop - middle)]
         found[end.name] = best
