@@ -84,10 +84,12 @@ def stage(target: Path) -> None:
             text = _REFERENCE.sub(lambda match: reference(match[1]), text)
         _put(target / page, text.encode())
     for name, (title, about) in FOLDERS.items():
-        inside = sorted(path for path in (target / name).glob("*.md"))
-        lines = [f"- [{_title(path)}]({path.name})" for path in inside]
-        text = f"# {title}\n\n{about}\n\n" + "\n".join(lines) + "\n"
-        _put(target / name / "index.md", (text + _tree([path.stem for path in inside])).encode())
+        # A result is called as its file is: quick runs and other machines' have the title of the benchmark.
+        inside = {path.stem: path.stem if name == "results" else _title(path)
+                  for path in sorted((target / name).glob("*.md"))}  # fmt: skip
+        text = f"# {title}\n\n{about}\n\n" + "".join(f"- [{called}]({stem}.md)\n" for stem, called in inside.items())
+        tree = _tree([f"{called} <{stem}>" for stem, called in inside.items()])
+        _put(target / name / "index.md", (text + tree).encode())
     scenarios = target / "scenarios" / "README.md"
     others = sorted(path.stem for path in scenarios.parent.glob("*.md") if path != scenarios)
     _put(scenarios, (scenarios.read_text() + _tree(others)).encode())

@@ -29,7 +29,7 @@ from headwater.data.transforms import HorizontalFlip, Normalize, RandomResizedCr
 
 BLOCKS = all_blocks()
 # Blocks that take more than some seconds; (page, which of its Python blocks, from 0).
-SLOW = {("docs/engines.md", 0), ("docs/partition.md", 0), ("docs/trainers.md", 1)}
+SLOW = {("docs/engines.md", 0), ("docs/partition.md", 0), ("docs/text.md", 0), ("docs/trainers.md", 1)}
 MAY_WARN = {"docs/engines.md"}  # whether int8 is near enough depends on the CPU
 # Without a language: commands (test_commands.py), pictures and formulas.
 KINDS = {"", "python", "toml", "json", "yaml", "bash"}
