@@ -136,6 +136,8 @@ def _message_seeds() -> Sequence[bytes]:
 
 
 class _Host(_SessionHost):
+    max_weight_bytes = 1 << 16
+
     def room(self, num_bytes: int) -> Reserved:
         if num_bytes > _ROOM_BYTES:
             raise RefusedError(f"{num_bytes} bytes are more than there are here")
@@ -153,7 +155,6 @@ def _session(room: Room) -> Harness:
         if isinstance(about, dict) and not _is_small(about.get("transforms")):
             return
         host = _Host(node, Call(), None)  # type: ignore[arg-type]
-        host.max_weight_bytes = 1 << 16
         _carry(iter(_items(messages)), lambda exchange: Session(exchange, host).run())
 
     return harness
@@ -408,7 +409,8 @@ def _attempt(peers: Any, events: Any) -> Any:
 
     work = Work(suffix, (_Y,), (True,), prefix, "raw", assemble, list(suffix.parameters()), "mean", 1)
     parts = [{number: Part(np.array([2 * number, 2 * number + 1]), 1) for number in peers}]
-    return Attempt(7, work, peers, events, parts, [torch.zeros(count, dtype=torch.int64)], loss, lambda: None)
+    return Attempt(7, work, peers, events, parts, [torch.zeros(count, dtype=torch.int64)], loss, lambda: None,
+                   patience_s=60.0)  # fmt: skip
 
 
 def _answer_seeds() -> Sequence[bytes]:
