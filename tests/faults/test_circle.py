@@ -49,9 +49,13 @@ def aggregator(tmp_path):
 @pytest.fixture
 def nodes_at(pictures, start_node, tmp_path):
     """Starts nodes whose operator has named an aggregator."""
+    key = tmp_path / "key"
+    if not key.exists():
+        key.touch(0o600)
+        key.write_text(f"{KEY}\n")
 
     def start(where, count=2, *options):
-        given = ("--reduce", where, "--reduce-key-file", str(tmp_path / "key"), *options)
+        given = ("--reduce", where, "--reduce-key-file", str(key), *options)
         return [start_node(pictures, options=given) for _ in range(count)]
 
     return start
@@ -66,8 +70,8 @@ def train(model, pictures, nodes, at=lambda step, job: None, loss_at=lambda step
         loss_at(len(losses))
         return cross_entropy(output, labels)
 
-    given = {"cut": "5", "patience_s": 60, "check_every": 5, "sums": "network", **options}
-    with hw.partition(model, pictures, transforms=PIXELS, nodes=nodes, batch_size=10, seed=1, **given) as job:
+    given = {"cut": "5", "patience_s": 60, "check_every": 5, "batch_size": 10, "sums": "network", **options}
+    with hw.partition(model, pictures, transforms=PIXELS, nodes=nodes, seed=1, **given) as job:
         while len(losses) < steps:
             for batch in job.steps():
                 at(len(losses), job)
@@ -123,6 +127,23 @@ def test_nodes_that_add_up_give_the_bits_of_a_trainer_that_does_and_the_numbers_
     assert "added up among nodes" in job.describe()
     assert_same_bits(found, wanted, model, by_trainer)
     assert_same(found, alone[0], model, alone[1])
+
+
+def test_a_batch_that_not_all_nodes_make_takes_the_ordinary_way(model, pictures, aggregator, nodes_at, eventually):
+    """Of 50 pictures the fourth batch of 16 has two, for three nodes."""
+    nodes, reference = addresses(nodes_at(aggregator().address, 3)), copy.deepcopy(model)
+    wanted, _ = train(reference, pictures, nodes, sums="trainer", batch_size=16, steps=8)
+    counts = []
+
+    def at(step, job):
+        counts.append(job.num_added)
+        if step == 2:
+            meet(job, eventually)
+
+    found, job = train(model, pictures, nodes, at, batch_size=16, steps=8)
+    assert [after - before for before, after in zip(counts[2:], [*counts[3:], job.num_added], strict=True)] == [
+        1, 0, 1, 1, 1, 0]  # fmt: skip
+    assert_same_bits(found, wanted, model, reference)
 
 
 def test_the_trainers_link_carries_one_sum(pictures, aggregator, nodes_at, eventually):

@@ -180,6 +180,7 @@ class PartitionJob:
 
     @property
     def num_added(self) -> int:
+        """Steps whose gradients nodes added up among themselves."""
         return 0 if self._meetings is None else self._meetings.num_added
 
     # The loop
