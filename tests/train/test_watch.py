@@ -45,8 +45,8 @@ def measure_once():
         if not found:
             measured = measure(*args, **options)
             costs = measured.profile
-            costs = replace(costs, node=replace(costs.node, chunk_s=0.0),
-                            trainer=replace(costs.trainer, receive_s_per_chunk=0.0, decode_s=5 * costs.node.decode_s))  # fmt: skip
+            node, here = replace(costs.node, chunk_s=0.0), replace(costs.trainer, receive_s_per_chunk=0.0)
+            costs = replace(costs, node=node, trainer=replace(here, decode_s=5 * node.decode_s))
             found.append(replace(measured, profile=costs))
         return found[0]
 
