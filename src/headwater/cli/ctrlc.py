@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 class CtrlC:
-    """Ctrl-C while something goes on. It ends that, at once or after the step, and is never lost: raised while Python is
-    in a finaliser, an interrupt is swallowed there."""
+    """Ctrl-C while something goes on. It ends that, at once or after the step, and is never lost: raised while Python
+    is in a finaliser, an interrupt is swallowed there."""
 
     def __init__(self) -> None:
         self._asked = self._in_step = False
