@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import headwater as hw
+from headwater.cli.ctrlc import CtrlC
 from headwater.cli.jobfile import read_job
-from headwater.cli.train import _CtrlC, run
+from headwater.cli.train import run
 from headwater.errors import ConfigError
 
 EPOCHS = 4
@@ -146,7 +147,7 @@ def test_a_ctrl_c_that_a_finaliser_swallows_still_ends_the_run():
         def __del__(self):
             signal.raise_signal(signal.SIGINT)  # the handler runs here
 
-    with _CtrlC() as ctrl_c:
+    with CtrlC() as ctrl_c:
         Finaliser()
         with pytest.raises(KeyboardInterrupt), ctrl_c.step():
             pass

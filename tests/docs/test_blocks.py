@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import headwater as hw
+from headwater.core.plan import near_plan
 from headwater.data.transforms import HorizontalFlip, Normalize, RandomResizedCrop, Resize, ToFloat
 
 BLOCKS = all_blocks()
@@ -106,6 +107,20 @@ def hf(world: World, stack: ExitStack) -> Names:
     return {**names, "Trainer": Trainer, "arguments": told(num_train_epochs=1)}
 
 
+def repeated(world: World, stack: ExitStack) -> Names:
+    """After a run of `headwater train` under mte, which met in the middle of its only epoch."""
+    import json
+
+    names = plain(world, stack)
+    job = stack.enter_context(
+        hw.near(names["model"], names["data"], nodes=[world.nodes[0].address], transforms=AUGMENT, batch_size=16)
+    )
+    job.adopt(near_plan(job.cuts[0], prongs="mte", host_share=0.5, chunk_rows=8, node_batch=8))
+    Path("run").mkdir()
+    Path("run/metrics.jsonl").write_text(json.dumps({"epoch": 0, "prongs": "mte", "meeting": 16}) + "\n")
+    return {**names, "json": json, "job": job}
+
+
 def embedding(world: World, stack: ExitStack) -> Names:
     class Dense(nn.Module):
         def __init__(self) -> None:
@@ -144,6 +159,7 @@ def text(world: World, stack: ExitStack) -> Names:
 # What a block takes for granted, by page; and of single ones, where others of their page take something else.
 OF_ONE: dict[tuple[str, int], Callable[[World, ExitStack], Names]] = {
     ("README.md", 0): nothing,  # a newcomer's: it stands for itself
+    ("docs/prongs.md", 1): repeated,
     ("docs/start.md", 0): nothing,
     ("docs/trainers.md", 1): hf,
     ("docs/trainers.md", 2): with_transform,

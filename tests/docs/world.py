@@ -33,6 +33,7 @@ class World:
             '"grpc+tls://store-1:8815"': first,
             '"grpc://store-1:8815"': first,
             '"grpc://store-2:8815"': second,
+            '"ray://photos"': f"[{first}]",  # a fleet takes half a minute to come up; tests/fleet has one
             '"10.0.0.5:8816"': f'"{self.aggregator.address}"',
             '"tokenizer.json"': f'"{self.folder}/tokenizer.json"',
             # smaller, so that a block takes seconds: a model of the same family, one epoch, a short table

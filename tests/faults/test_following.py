@@ -180,16 +180,16 @@ def test_patience_does_not_end_while_the_next_node_is_being_made_ready(start, pi
     first = start_node(pictures)
     fleet.nodes = [first.address]
     job = start("ray://any", patience_s=0.5)
-    may_go_on, asked, is_one_coming = threading.Event(), [], job._source._is_one_coming
+    may_go_on, asked, coming_now = threading.Event(), [], job._source._come
 
     def counted():
-        if coming := is_one_coming():
+        if coming := coming_now():
             asked.append(coming)
         if len(asked) == 100:  # so many hundredths of a second: twice as long as its patience
             may_go_on.set()
         return coming
 
-    monkeypatch.setattr(job._source, "_is_one_coming", counted)
+    monkeypatch.setattr(job._source, "_come", counted)
     monkeypatch.setattr(NodeClient, "calibrate_again", lambda client: may_go_on.wait(60))
 
     def move():

@@ -277,9 +277,9 @@ def test_a_picture_that_is_too_large_for_the_node_is_refused_with_the_limit(
     state, pictures, chunk_of, monkeypatch, never
 ):
     monkeypatch.setattr(ROOM, "most_bytes", 1 << 40)
-    node = Node("grpc://127.0.0.1:0", (str(pictures),), state=state, num_threads=2, max_memory_bytes=GB)
+    node = Node("grpc://127.0.0.1:0", (str(pictures),), state=state, num_threads=2, max_memory_bytes=2 * GB)
     try:
-        assert ROOM.most_bytes == picture_bytes(GB, 2) <= GB // 4
+        assert ROOM.most_bytes == picture_bytes(2 * GB, 2) <= GB // 2
         ROOM.allow(1000)
         client = NodeClient(f"grpc://127.0.0.1:{node.port}")
         (bad, *_) = client.rows(chunk_of(), never).bad

@@ -341,7 +341,8 @@ def test_a_call_ends_however_much_comes_that_is_damaged():
     def work(call):
         raise RefusedError("no")
 
-    exchange.Exchange(talker, talker, lambda: False).carry(work)
+    with pytest.raises(RefusedError, match="no"):
+        exchange.Exchange(talker, talker, lambda: False).carry(work)
     assert next(coming, None) is None
 
 

@@ -37,12 +37,17 @@ def node(pictures, start_node_once):
 
 @pytest.fixture(scope="module")
 def measure_once():
-    """As `measure`, but what the first job of this file found holds for the others, too."""
+    """As `measure`, but what the first job of this file found holds for the others, too; and what is best does
+    not hang on the moment: chunks of any size cost alike, and decoding takes five times as long here as on a node."""
     found = []
 
     def measure_or_remember(*args, **options):
         if not found:
-            found.append(measure(*args, **options))
+            measured = measure(*args, **options)
+            costs = measured.profile
+            node, here = replace(costs.node, chunk_s=0.0), replace(costs.trainer, receive_s_per_chunk=0.0)
+            costs = replace(costs, node=node, trainer=replace(here, decode_s=5 * node.decode_s))
+            found.append(replace(measured, profile=costs))
         return found[0]
 
     return measure_or_remember

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from headwater.cli.ctrlc import CtrlC
 from headwater.cli.jobfile import JobFile, read_job
 from headwater.cli.meaning import transforms_of
 from headwater.data.shards.pack import SHARD_BYTES, Packing
@@ -69,9 +70,14 @@ def pack(
             "on_bad_sample": on_bad_sample or file.data.on_bad_sample,
         }
     transforms = _transforms(file, resize, crop)
-    with _telling() as tell:
+    with CtrlC() as ctrl_c, _telling() as tell:
+
+        def told(what: str, count: int) -> None:
+            with ctrl_c.step():
+                tell(what, count)
+
         try:
-            done = pack_set(source, target, transforms, shard_bytes=int(shard_size * _MEGA), tell=tell, verify=verify,
+            done = pack_set(source, target, transforms, shard_bytes=int(shard_size * _MEGA), tell=told, verify=verify,
                             num_threads=threads or len(os.sched_getaffinity(0)), **options)  # fmt: skip
         except KeyboardInterrupt:
             Console(stderr=True).print("stopped; finished shards are kept, and the same command goes on from there")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from headwater.cli.ctrlc import CtrlC
 from headwater.cli.jobfile import JobFile, read_job
 from headwater.cli.meaning import model_of, near_options, transforms_of
 from headwater.cli.needs import needs_torch
@@ -65,7 +65,7 @@ def run(file: JobFile, resume: bool, trace: Path | None = None) -> None:
     optimizer = _optimizer(file, [each for each in model.parameters() if each.requires_grad])
     common = near_options(file)
     with ExitStack() as stack:
-        ctrl_c = stack.enter_context(_CtrlC())
+        ctrl_c = stack.enter_context(CtrlC())
         job = stack.enter_context(
             hw.near(
                 model,
@@ -135,7 +135,7 @@ def _epoch(
     console: Console,
     position: dict[str, Any],
     save: Callable[[], None],
-    ctrl_c: _CtrlC,
+    ctrl_c: CtrlC,
 ) -> dict[str, Any]:
     from torch.nn.functional import cross_entropy
 
@@ -200,37 +200,6 @@ def _write_trace(job: Job, path: Path, console: Console) -> None:
     job.trace.write(path)
     left_out = f"; {job.trace.num_left_out:,} further spans were left out" if job.trace.num_left_out else ""
     console.print(f"the timeline is {path}; ui.perfetto.dev opens it{left_out}")
-
-
-class _CtrlC:
-    """Ctrl-C while a run goes on. It ends the run, at once or after the step, and is never lost: raised while Python is
-    in a finaliser, an interrupt is swallowed there."""
-
-    def __init__(self) -> None:
-        self._asked = self._in_step = False
-
-    def __enter__(self) -> _CtrlC:
-        self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, number: int, frame: object) -> None:
-        again, self._asked = self._asked, True
-        if again or not self._in_step:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """The first waits for the end of the block, so a checkpoint never has half a step; a second does not."""
-        self._in_step = True
-        try:
-            yield
-        finally:
-            self._in_step = False
-        if self._asked:
-            raise KeyboardInterrupt
 
 
 def _load(path: Path, parts: Mapping[str, Any]) -> None:

@@ -25,7 +25,8 @@ from headwater.train.reads import NUM_SAMPLES, Fetched, decode_s, fetch
 NODE_BATCH = 16
 NO_DRIFT = 1.5  # decoding the same pictures seemed up to a third slower in moments of a shared core (measured)
 SLOWEST = 1e-3  # against the first node
-TINY_S = 1e-4  # of a sample: a read that takes less is as good as nothing, and never the same twice (assumed)
+TINY_S = 3e-4  # of a sample: CPU of a read that takes less is never the same twice (0.1 to 0.2 ms of files, measured)
+TINY_WAIT_S = 1e-4  # the same of waiting for a store (assumed)
 LOOKS, LOOK_AGAIN_S = 3, 1.0  # at a machine that seems to have changed; a bad moment may last as long as a look
 
 
@@ -81,7 +82,9 @@ def reads_now(node: NodeCosts, looks: Sequence[Mapping[str, float]], speed: floa
     """
     found: dict[str, Any] = {}
     waits_s = [each["read_wait_s"] for each in looks]
-    if (wait_s := _changed(node.read_wait_s, waits_s, node.num_readers * TINY_S)) is not None:  # so many wait at once
+    if (
+        wait_s := _changed(node.read_wait_s, waits_s, node.num_readers * TINY_WAIT_S)
+    ) is not None:  # so many wait at once
         found["read_wait_s"] = wait_s
     if node.lone_read_s is not None:
         lone_s = _changed(node.lone_read_s, [each["read_s"] * speed for each in looks], TINY_S)
