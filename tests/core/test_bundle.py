@@ -10,19 +10,18 @@ from headwater.core.bundle import bundle, unbundle
 from headwater.core.spec import TensorSpec
 from headwater.errors import DamagedError
 
-SPECS = st.lists(
-    st.tuples(arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3), st.sampled_from(["float32", "float64"])),
-    min_size=1, max_size=5,
-)  # fmt: skip
+SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+SPECS = st.lists(st.tuples(SHAPES, st.sampled_from(["float32", "float64"])), min_size=1, max_size=5)
 
 
 @given(SPECS, st.integers(1, 4), st.randoms(use_true_random=False))
 def test_a_sum_of_bundles_has_the_bits_of_sums_of_what_is_there(specs, num_nodes, random):
     """-0.0 included; what nobody has is not in it."""
     forms = {f"w{place}": TensorSpec(f"w{place}", shape, dtype) for place, (shape, dtype) in enumerate(specs)}
+    drawn, values = np.random.default_rng(random.randrange(2**32)), [-0.0, 0.0, 1.5, -2e-30, 1e30]
     parts = [
-        {name: np.asarray(np.random.default_rng(random.randrange(2**32)).choice([-0.0, 0.0, 1.5, -2e-30, 1e30], spec.shape),
-                          spec.dtype) for name, spec in forms.items() if random.random() < 0.6}
+        {name: np.asarray(drawn.choice(values, spec.shape), spec.dtype)
+         for name, spec in forms.items() if random.random() < 0.6}
         for _ in range(num_nodes)
     ]  # fmt: skip
     total = bundle(parts[0], forms)

@@ -206,8 +206,8 @@ class World:
 
     def key(self):
         nodes = [(node.inbox, vars(node.replica), node.place, node.adding, node.given) for node in self.nodes]
-        return repr((nodes, self.outbox, self.jobs, self.met, vars(self.circle), vars(self.step), self.sums, self.suffix,
-                     self.attempt, self.num_done, self.faults))  # fmt: skip
+        trainer = (vars(self.circle), vars(self.step), self.sums, self.suffix, self.attempt, self.num_done)
+        return repr((nodes, self.outbox, self.jobs, self.met, trainer, self.faults))
 
 
 @pytest.mark.parametrize("faults", [0, 1, pytest.param(2, marks=pytest.mark.slow)])

@@ -360,9 +360,9 @@ class Aggregator:
         used = sum(each.job.memory_bytes() for each in self._running)
         if joined is not None:
             if (num_bytes := memory_bytes(joined.num_slots)) > self._max_memory_bytes - used:
-                raise ConfigError(f"the job takes {num_bytes:,} bytes with the {joined.num_slots} slots of its root; of "
-                                  f"{self._max_memory_bytes:,} (--memory) {used:,} are taken: allow more here, or less "
-                                  "under way at the root (--window)")  # fmt: skip
+                raise ConfigError(f"the job takes {num_bytes:,} bytes with the {joined.num_slots} slots of its root; "
+                                  f"of {self._max_memory_bytes:,} (--memory) {used:,} are taken: allow more here, or "
+                                  "less under way at the root (--window)")  # fmt: skip
             return joined.num_slots
         a_slot = memory_bytes(1) - memory_bytes(0)
         room = (self._max_memory_bytes - used - memory_bytes(0)) // a_slot

@@ -1,4 +1,7 @@
-"""An aggregator's life as a process: start, announce, wait for a signal, end. Owns signals, and how many files may be open."""
+"""An aggregator's life as a process: start, announce, wait for a signal, end.
+
+Owns signals, and how many files may be open.
+"""
 
 from __future__ import annotations
 

@@ -306,7 +306,11 @@ class PartitionJob:
                 if not is_passing(said):
                     raise said
             elif said.kind in ("met", "apart") and self._meetings is not None:
-                self._meetings.heard(peer, said)
+                try:
+                    self._meetings.heard(peer, said)
+                except DamagedError as error:
+                    self._replicas.lose(peer, error)
+                    left.pop(peer.number, None)
             elif said.kind == "checked" and said.about.get("version") == peer.version:  # not of a check that was ended
                 left.pop(peer.number, None)
                 if said.about.get("sum") != wanted:
