@@ -300,7 +300,8 @@ def _session_seeds() -> Sequence[bytes]:
             {**sums, "about": {"step": 1, "round": 1}},
             {"kind": "gather", "about": {"circle": "0" * 32, "number": 1, "rank": 0, "nodes": 2}},
             {"kind": "add", "about": {"step": 1, "number": 1, "passes": True}},
-            {"kind": "collect", "about": {"step": 1}}, {"kind": "check", "about": {}}, _fetching(2), {"kind": "drop", "about": {}},
+            {"kind": "collect", "about": {"step": 1}}, {"kind": "check", "about": {}}, _fetching(2),
+            {"kind": "drop", "about": {}},
         ]  # fmt: skip
         learns = ("backward", "add", "collect", "norm")
         seeds.append([each for each in steps if not passes or each["kind"] not in learns])
@@ -435,7 +436,7 @@ def _answer_seeds() -> Sequence[bytes]:
                 "arrays": _listed(**{"0": ((2, *_Y.shape), "float32")})}  # fmt: skip
         grads = {"kind": "grads", "about": {"step": 7}, "fill": 0.5,
                  "arrays": _listed(a=((4, 3, 3, 3), "float32"), b=((4,), "float32"))}  # fmt: skip
-        ends = [grads]
+        ends: list[dict[str, Any]] = [grads]
         if among:
             whole = _listed(float32=((4 * 3 * 3 * 3 + 4 + 2,), "float32"))
             ends = [{"kind": "adding", "about": {"step": 7}},
@@ -448,8 +449,8 @@ def _answer_seeds() -> Sequence[bytes]:
     measured = {"kind": "measured", "about": times}
     error = {"kind": "error", "about": {"error": wire.error_to_wire(RefusedError("no")).decode()}}
     both = [
-        [each for pair in zip(steps(0, False, *how), steps(1, False, *how), strict=True) for each in pair]
-        for how in ((), (True,), (True, True))
+        [each for pair in zip(*(steps(node, False, among, apart) for node in (0, 1)), strict=False) for each in pair]
+        for among, apart in ((False, False), (True, False), (True, True))
     ]
     return [json.dumps(each).encode() for each in ([*steps(0, True), measured], *both, [error], [{"kind": "beat"}])]
 
