@@ -469,7 +469,7 @@ def near(
         )
         meter = Meter(lambda: source.clients, source.own_nodes, power, setting.trainers)
         if directory is not None and may_grow:
-            following = Following(source, directory, connections, partial(_check_data, listing, listed))
+            following = Following(source, directory, connections, partial(_check_data, listing, listed, patience_s))
             stack.callback(following.close)
         return Job(joined, loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
                    measured, watch, deviations, setting.trace, meter)  # fmt: skip
@@ -532,10 +532,10 @@ def list_on(
     return holdings.samples, holdings
 
 
-def _check_data(listing: Listing, listed: Samples, client: NodeClient) -> None:
+def _check_data(listing: Listing, listed: Samples, patience_s: float, client: NodeClient) -> None:
     """A node that comes later must have the samples of the others. A store is the same for all."""
     if listing.url.startswith("file://"):
-        found = client.list_samples(listing)
+        found = client.list_samples(listing, patience_s=patience_s)
         if found.fingerprint != listed.fingerprint or not found.etags.equals(listed.etags):
             raise ConfigError(f"{client.name} has other files in {redact(listing.url)} than the nodes that the job "
                               "began with")  # fmt: skip
