@@ -386,9 +386,9 @@ def near(
             if taken is not None:
                 samples = taken.label(samples)
                 holdings = None if holdings is None else replace(holdings, samples=samples)
-        if may_grow and holdings is not None and holdings.is_split:
-            raise ConfigError(f"the nodes of {nodes} have different files in {redact(where)}, and a fleet's nodes are "
-                              "all alike: give them a store or a folder that all of them see, or name nodes one by "
+        if may_grow and holdings is not None:  # copies, too: who comes later would have others than were listed
+            raise ConfigError(f"the nodes of {nodes} have files of their own in {redact(where)}, and a fleet's nodes "
+                              "come and go: give them a store or a folder that all of them see, or name nodes one by "
                               "one")  # fmt: skip
         check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
