@@ -57,6 +57,7 @@ class Line:
     def __init__(self, client: NodeClient, table: str, part: int, lease: str, patience_s: float) -> None:
         self.client = client
         self.sent_bytes = self.received_bytes = 0
+        self.num_repeats = 0  # calls that found the node away, each time
         self._about = {"table": table, "part": part, "lease": lease}
         self.patience_s = patience_s
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -114,6 +115,7 @@ class Line:
                 self._once(call, forgot)
                 return
             except UnreachableError as error:
+                self.num_repeats += 1
                 if time.monotonic() - since > self.patience_s or self._closed.wait(_PAUSE_S):
                     raise UnreachableError(f"{error} (waited {time.monotonic() - since:.0f} s; the step is not lost "
                                            "there: start the node again, and load your "
