@@ -83,7 +83,7 @@ class Way:
             return Went(way, batch, bags, None, time.perf_counter() - start), sums
         sorting = self._known(bags)
         batch, vectors = self._table.pooled(_each(sorting))
-        sums = pool(vectors[sorting.inverse], bags)
+        sums = pool(vectors, bags, sorting.inverse)
         return Went(way, batch, bags, sorting, time.perf_counter() - start), sums
 
     def train(self, went: Went, grads: np.ndarray, lr: float) -> None:
