@@ -581,3 +581,16 @@ def test_a_checkpoint_stands_back_for_a_call_that_is_under_way_unless_that_waits
     again = Part(tmp_path / "part", CACHE)
     np.testing.assert_array_equal(everything(again), versions[3])
     again.close()
+
+
+def test_what_a_batch_would_take_is_measured_without_changing_anything(tmp_path, versions):
+    part = made(tmp_path / "part")
+    part.step("a", step(1))
+    for ids in (np.arange(0, 300, 7), np.zeros(9, np.int64), np.empty(0, np.int64)):
+        said = part.measure("a", Bags(ids, np.ones(len(ids), np.int64)))
+        assert set(said) == {"id_s", "vector_s", "disk_s", "cold_s", "outside"}
+        assert all(each >= 0 for each in said.values())
+    assert part.once.version == 1
+    assert not (tmp_path / "part" / "probe").exists()
+    np.testing.assert_array_equal(everything(part), versions[1])
+    part.close()

@@ -25,6 +25,7 @@ import mmap
 import os
 import struct
 import threading
+import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ from headwater.core.form import from_json, to_json
 from headwater.core.hot import Hot
 from headwater.core.once import Apply, Once, Refuse
 from headwater.core.table import TableSpec, initial
-from headwater.data import tablewire
+from headwater.data import tablespeed, tablewire
 from headwater.data.tablewire import UNKNOWN_BATCH, bags_of, places, unpack, vectors_of, whole
 from headwater.errors import ConfigError, DamagedError, RefusedError
 from headwater.node.steplog import StepLog, sync_folder
@@ -53,7 +54,7 @@ MOST_LOGS = 4  # times that: where no checkpoint can be written, no further step
 MAX_HEAD_BYTES = 1 << 16
 DIRTY = 0.5  # of the vectors in memory; with more, a checkpoint is written
 SLOT_BYTES = 8 + 8 + 8 + 1 + 4 + 4 * 4  # of `Hot` and of what is beside it, for each vector in memory
-FILES = ("vectors", "seats", "log", "log.old", "journal", "journal.new", "table.json.new")  # beside the head
+FILES = ("vectors", "seats", "log", "log.old", "journal", "journal.new", "table.json.new", "probe")  # beside the head
 _MAX_LR = 1e6
 _PAGE = mmap.PAGESIZE
 _SEAT_BYTES = 4
@@ -285,6 +286,45 @@ class Part:
                 return which, pool(vectors, bags, home[sorting.inverse])
             some = bags.some(which)
             return which, pool(vectors, some, home[np.searchsorted(sorting.unique, some.ids)])
+
+    def measure(self, lease: str, bags: Bags) -> dict[str, float]:
+        """What a batch with these bags takes here, in seconds; nothing of the table is changed."""
+        with self.lock:
+            self._owned(lease)
+            unique = Sorting.of(bags.ids).unique
+            self._check_memory(len(unique))
+            asked, start = self.hot.num_asked - self.hot.num_found, time.perf_counter()
+            slots, records = self._find(unique)
+            first_s, start = time.perf_counter() - start, time.perf_counter()
+            num_cold = self.hot.num_asked - self.hot.num_found - asked
+            if records is None:
+                records = self._records
+                self._find(unique)
+                first_s -= time.perf_counter() - start
+            else:
+                slots = np.arange(len(unique))
+            rates = tablespeed.measure(self.spec, bags, records, slots)
+            outside = max(0.0, 1 - self.hot.capacity / max(1, self.spec.num_in(self.part)))
+            num_bytes = len(bags) * self.spec.vector_bytes + bags.ids.nbytes
+            return {"id_s": rates.id_s, "vector_s": rates.vector_s, "disk_s": self._disk_s(num_bytes),
+                    "cold_s": max(0.0, first_s) / max(1, num_cold), "outside": outside}  # fmt: skip
+
+    def _disk_s(self, num_bytes: int) -> float:
+        """Until so many bytes are with the disk, as a step's record in the log."""
+        path, found = self.folder / "probe", []
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            for place in range(3):
+                start = time.perf_counter()
+                _write_at(file, memoryview(bytes(num_bytes)), place * num_bytes)
+                os.fdatasync(file)
+                found.append(time.perf_counter() - start)
+        except OSError as error:
+            raise _full(error) from None
+        finally:
+            os.close(file)
+            path.unlink(missing_ok=True)
+        return sorted(found)[1]
 
     @property
     def _num_staged_ids(self) -> int:

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -261,16 +261,9 @@ class Table:
             what = self.ahead.take(batch.number)
             if not isinstance(what, Take):
                 self._fetch(batch, what.since)
-        total: np.ndarray | None = None
-        for part, ((_, which), coming) in enumerate(zip(batch.parts, batch.coming, strict=True)):
-            vectors = self._gather(batch, part, coming)
-            if total is None and len(which) == len(bags):
-                total = vectors if len(self.lines) == 1 else vectors.copy()
-                continue
-            if total is None:
-                total = np.zeros((len(bags), self.spec.dim), self.spec.dtype)
-            total[which] += vectors
-        assert total is not None
+        found = ((which, self._gather(batch, part, coming))
+                 for part, ((_, which), coming) in enumerate(zip(batch.parts, batch.coming, strict=True)))  # fmt: skip
+        total = added_up(found, len(bags))
         batch.known, batch.coming = [], []
         return batch, total
 
@@ -421,6 +414,20 @@ class Table:
                 self._all({"what": "close"})
         self.is_open = False
         self._hang_up()
+
+
+def added_up(parts: Iterable[tuple[np.ndarray, np.ndarray]], num_bags: int) -> np.ndarray:
+    """What bags come to, from which of them each part has, and what they come to there: one part after the other."""
+    total: np.ndarray | None = None
+    for which, vectors in parts:
+        if total is None and len(which) == num_bags:
+            total = vectors
+            continue
+        if total is None:
+            total = np.zeros((num_bags, vectors.shape[1]), vectors.dtype)
+        total[which] += vectors
+    assert total is not None
+    return total
 
 
 def _close(lines: Sequence[Line]) -> None:
