@@ -47,7 +47,7 @@ class Record:
                 "begun": True, "hits": hits}  # fmt: skip
 
 
-NOT_BEGUN = {"ids": [], "losses": [], "seconds": 0.0, "stopped": "", "begun": False, "hits": 0}
+NOT_BEGUN: dict[str, Any] = {"ids": [], "losses": [], "seconds": 0.0, "stopped": "", "begun": False, "hits": 0}
 
 
 def net(num_classes: int) -> nn.Module:
