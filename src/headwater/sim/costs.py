@@ -112,7 +112,7 @@ def _own(plan: Plan, choice: Choice, pricing: Pricing) -> Making:
     plain = Making(
         read_s=trainer.fetch_s + trainer.fetch_s_per_byte * stored_bytes,
         read_wait_s=trainer.fetch_wait_s,
-        num_readers=node.num_readers,  # the same threads
+        num_readers=trainer.num_readers,  # fewer than a node has beside its store
         stored_bytes=stored_bytes,
         asked_bytes=sizes.fetch_up_bytes,
         decode_s=trainer.decode_s,
@@ -128,7 +128,7 @@ def _own(plan: Plan, choice: Choice, pricing: Pricing) -> Making:
         chunk_bytes=0.0,
         num_slots=node.num_slots,
         max_chunks=node.max_chunks,
-        is_far=choice.near,
+        is_far=choice.near or choice.prefix,  # a node beside the trainer always is; its own threads, beside nodes
     )
     if not choice.prefix:
         return plain

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import simpy
@@ -261,36 +262,53 @@ class _Passage:
             self._read(ring.group_of(first.sample), len(decisions))
 
     def _read(self, group: int, rows: int) -> None:
+        """A group at once where the store is near; from far, its samples come one by one."""
         making, worker, since = self.order.making, self.worker, self.worker.env.now
-        left = rows if making.stored_bytes else 1
-
-        def one() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0 and not self.is_dead:
-                self._note("read", "read", since)
-                self._decode(group, rows)
-
         if making.stored_bytes:
-            for _ in range(rows):
-                worker.readers.submit(one)
+            self._read_far(group, rows)
             return
 
         def waited() -> None:
             if self.is_dead:
                 return
             if worker.disk is None:
-                worker.machine.cores.use(rows * making.read_s, one)
+                worker.machine.cores.use(rows * making.read_s, done)
             else:
                 carry(worker.env, [worker.disk], rows * worker.disk_row_bytes, _nothing, read)
 
         def read() -> None:
-            worker.machine.cores.use(rows * making.read_s, one)
+            worker.machine.cores.use(rows * making.read_s, done)
+
+        def done() -> None:
+            if not self.is_dead:
+                self._note("read", "read", since)
+                self._decode(group, rows)
 
         if worker.waits is None:
             waited()
         else:  # a read takes its time, and so many wait at once
             worker.waits.use(rows, lambda: after(worker.env, making.read_wait_s * (1 - 1 / making.num_readers), waited))
+
+    def _read_far(self, group: int, rows: int) -> None:
+        """Each sample is decoded when it is here, though others of its group are still on their way."""
+        ring, worker, making, since = self._ring, self.worker, self.order.making, self.worker.env.now
+        assert ring is not None
+        decode_s, left = worker.varied(rows * making.decode_s) / rows, rows
+
+        def came(sample: int) -> None:
+            nonlocal left
+            if self.is_dead:
+                return
+            left -= 1
+            if left == 0:
+                self._note("read", "read", since)
+            for decision in ring.read(sample):
+                assert isinstance(decision, Decode)
+                worker.machine.threads.submit(DECODE, decode_s, partial(self._decoded, [decision.sample]),
+                                              self.order.tenant, self._noter("decode"))  # fmt: skip
+
+        for sample in ring.samples_of(group):
+            worker.readers.submit(partial(came, sample))
 
     def _decode(self, group: int, rows: int) -> None:
         ring, worker, making = self._ring, self.worker, self.order.making
@@ -303,16 +321,22 @@ class _Passage:
         def one() -> None:
             nonlocal left
             left -= 1
-            if left or self.is_dead:
-                return
-            for sample in samples:
-                for decision in ring.decoded(sample):
-                    assert isinstance(decision, Infer)
-                    self._infer(decision.group, rows)
+            if not left:
+                self._decoded(samples)
 
         work = worker.varied(rows * making.decode_s) / tasks
         for _ in range(tasks):
             worker.machine.threads.submit(DECODE, work, one, self.order.tenant, self._noter("decode"))
+
+    def _decoded(self, samples: Sequence[int]) -> None:
+        ring = self._ring
+        assert ring is not None
+        if self.is_dead:
+            return
+        for sample in samples:
+            for decision in ring.decoded(sample):
+                assert isinstance(decision, Infer)
+                self._infer(decision.group, len(ring.samples_of(decision.group)))
 
     def _infer(self, group: int, rows: int) -> None:
         ring, worker, making, machine = self._ring, self.worker, self.order.making, self.worker.machine
