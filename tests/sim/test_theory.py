@@ -126,3 +126,17 @@ def test_a_sample_from_far_is_decoded_while_others_come(sim):
     took_s = sim.play(plan, sim.rig(5, num_samples=64)).seconds
     link_s, read_s, step_s = 64 * 110e3 / (5 * sim.MBIT), 1e-4 + 2e-9 * 110e3, 2 * 1e-3 + 64 * (5e-4 + 20e-3)
     assert link_s + step_s <= took_s <= link_s + 16 * (read_s + 4e-3) + step_s + 0.03
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_store_on_the_nodes_machines_takes_of_their_cores_what_a_trainers_reads_take(sim, nodes):
+    """As plans are priced: alone it is what there is to wait for; beside nodes they have the rest."""
+    profile = sim.replace(sim.PROFILE, node=sim.replace(sim.PROFILE.node, serve_s=0.1))
+    file = sim.rig(10_000, num_nodes=nodes)
+    alone = sim.play(Plan(), file, profile)
+    assert alone.samples_per_s == pytest.approx(nodes / 0.1, rel=0.02)
+    assert alone.cpu_s["node"] == pytest.approx(2000 * 0.1)
+    plan = sim.near(5, host_share=0.25, chunk_rows=32)
+    shared, apart = sim.play(plan, file, profile), sim.play(plan, file)
+    assert shared.cpu_s["node"] - apart.cpu_s["node"] == pytest.approx(500 * 0.1, rel=0.05)
+    assert shared.seconds == pytest.approx(shared.cpu_s["node"] / nodes, rel=0.05)

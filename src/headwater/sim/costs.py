@@ -35,6 +35,7 @@ class Making:
     num_slots: int
     max_chunks: int
     is_far: bool = False  # reads over a link that others need
+    serve_s: float = 0.0  # on a node's core, for each stored sample that comes from there
 
     def part_bytes(self, rows: int) -> float:
         """What a group takes on the wire."""
@@ -129,6 +130,7 @@ def _own(plan: Plan, choice: Choice, pricing: Pricing) -> Making:
         num_slots=node.num_slots,
         max_chunks=node.max_chunks,
         is_far=choice.near or choice.prefix,  # a node beside the trainer always is; its own threads, beside nodes
+        serve_s=node.serve_s,
     )
     if not choice.prefix:
         return plain

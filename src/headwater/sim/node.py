@@ -49,8 +49,11 @@ class Order:
 
 
 class Worker:
-    """What takes orders on a machine. `store` and `ask` are the ways from and to the store, where it is far from it;
-    `disk` is where it is not. `budget_bytes` is for admission; without it there is room for everything."""
+    """What takes orders on a machine.
+
+    `store` and `ask` are the ways from and to the store where it is far, and `serve` does the store's own work for a
+    read; `disk` is where it is not. `budget_bytes` is for admission; without it there is room for everything.
+    """
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Worker:
         disk_row_bytes: float = 0.0,
         store: Sequence[Line] = (),
         ask: Sequence[Line] = (),
+        serve: Callable[[float, Done], None] | None = None,
         budget_bytes: int | None = None,
         kept_row_s: float = 0.0,
         jitter: float = 0.0,
@@ -71,7 +75,7 @@ class Worker:
         row_bytes: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self.env, self.name, self.machine, self.making = env, name, machine, making
-        self.disk, self.disk_row_bytes, self.store, self.ask = disk, disk_row_bytes, store, ask
+        self.disk, self.disk_row_bytes, self.store, self.ask, self.serve = disk, disk_row_bytes, store, ask, serve
         self.kept_row_s, self.spans = kept_row_s, spans
         self._jitter, self._random = jitter, random
         self.buffer_bytes, self.infer_bytes = row_bytes
@@ -198,6 +202,12 @@ class _Readers:
             after(worker.env, making.read_wait_s, answered)
 
         def answered() -> None:
+            if worker.serve is None:
+                served()
+            else:
+                worker.serve(making.serve_s, served)
+
+        def served() -> None:
             carry(worker.env, worker.store, making.stored_bytes, _nothing, arrived)
 
         def arrived() -> None:
