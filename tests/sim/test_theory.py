@@ -134,7 +134,7 @@ def test_a_store_on_the_nodes_machines_takes_of_their_cores_what_a_trainers_read
     profile = sim.replace(sim.PROFILE, node=sim.replace(sim.PROFILE.node, serve_s=0.1))
     file = sim.rig(10_000, num_nodes=nodes)
     alone = sim.play(Plan(), file, profile)
-    assert alone.samples_per_s == pytest.approx(nodes / 0.1, rel=0.02)
+    assert alone.samples_per_s == pytest.approx(nodes / 0.1, rel=0.03)
     assert alone.cpu_s["node"] == pytest.approx(2000 * 0.1)
     plan = sim.near(5, host_share=0.25, chunk_rows=32)
     shared, apart = sim.play(plan, file, profile), sim.play(plan, file)
