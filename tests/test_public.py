@@ -62,6 +62,8 @@ def test_the_verbs_of_the_command_line():
             "--max-upload",
             "--memory",
             "--no-adaptation",
+            "--reduce",
+            "--reduce-key-file",
             "--state",
             "--table-memory",
             "--table-size",

@@ -137,6 +137,7 @@ def _message_seeds() -> Sequence[bytes]:
 
 class _Host(_SessionHost):
     max_weight_bytes = 1 << 16
+    tenant = "anyone"
 
     def room(self, num_bytes: int) -> Reserved:
         if num_bytes > _ROOM_BYTES:
@@ -296,10 +297,13 @@ def _session_seeds() -> Sequence[bytes]:
             {**sums, "about": {"step": 1, "round": 0, "count": 72}},
             {"kind": "backward", "about": {"step": 1, "micro": 0, "scales": [2.0]}, "fill": 1,
              "arrays": _listed(**{"0": ((2, *end.boundary[0].shape), rows)})},
-            {**sums, "about": {"step": 1, "round": 1}}, {"kind": "collect", "about": {"step": 1}},
-            {"kind": "check", "about": {}}, _fetching(2), {"kind": "drop", "about": {}},
+            {**sums, "about": {"step": 1, "round": 1}},
+            {"kind": "gather", "about": {"circle": "0" * 32, "number": 1, "rank": 0, "nodes": 2}},
+            {"kind": "add", "about": {"step": 1, "number": 1, "passes": True}},
+            {"kind": "collect", "about": {"step": 1}}, {"kind": "check", "about": {}}, _fetching(2), {"kind": "drop", "about": {}},
         ]  # fmt: skip
-        seeds.append([each for each in steps if not passes or each["kind"] not in ("backward", "collect", "norm")])
+        learns = ("backward", "add", "collect", "norm")
+        seeds.append([each for each in steps if not passes or each["kind"] not in learns])
     return [json.dumps(each).encode() for each in seeds]
 
 
@@ -345,10 +349,11 @@ def _answers(room: Room) -> Harness:
         for number, line in enumerate(lines):
             line.messages = [each for each in messages if (each.get("node") == 1) == (number == 1)]
         both = any(each.get("node") == 1 for each in messages)
+        among = any(each.get("kind") in ("adding", "sum", "apart") for each in messages)  # who adds up?
         own: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue(), queue.SimpleQueue()]
         peers = {number: Peer(number, clients[number], own[number]) for number in range(2 if both else 1)}
         try:
-            attempt = _attempt(peers, _merged(peers, own, messages))
+            attempt = _attempt(peers, _merged(peers, own, messages), among)
             with np.errstate(all="ignore"):
                 attempt.run()
                 attempt.apply()
@@ -385,14 +390,19 @@ def _suffix() -> Any:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(_Y.shape), 2))
 
 
-def _attempt(peers: Any, events: Any) -> Any:
-    """A step with two rows of each node, and a prefix that has a batch-norm."""
+def _attempt(peers: Any, events: Any, among: bool) -> Any:
+    """A step with two rows of each node, and a prefix that has a batch-norm. `among` themselves nodes can add up."""
     import torch
     from torch import Tensor
 
     from headwater.model.trainable import Norm, Trainable
     from headwater.train.attempt import Attempt, Part, Work
+    from headwater.train.circle import Meetings
 
+    meetings = Meetings()
+    meetings.look(peers)
+    for peer in peers.values() if among else ():
+        meetings.heard(peer, Parcel("met", {"number": 1}))
     graph = _graphs()[0]
     tensors = {name: torch.zeros(spec.shape, requires_grad=True) for name, spec in graph.weights.items()}
     norm = Norm("b", torch.zeros(4), torch.ones(4), 0.1)
@@ -410,11 +420,11 @@ def _attempt(peers: Any, events: Any) -> Any:
     work = Work(suffix, (_Y,), (True,), prefix, "raw", assemble, list(suffix.parameters()), "mean", 1)
     parts = [{number: Part(np.array([2 * number, 2 * number + 1]), 1) for number in peers}]
     return Attempt(7, work, peers, events, parts, [torch.zeros(count, dtype=torch.int64)], loss, lambda: None,
-                   patience_s=60.0)  # fmt: skip
+                   patience_s=60.0, meetings=meetings)  # fmt: skip
 
 
 def _answer_seeds() -> Sequence[bytes]:
-    def steps(node: int, alone: bool) -> list[dict[str, Any]]:
+    def steps(node: int, alone: bool, among: bool = False, apart: bool = False) -> list[dict[str, Any]]:
         sums = _listed(sums=((2, 4), "float32"))
         said = {"step": 7, "norm": 0, "count": 72}
         norms = [
@@ -425,15 +435,23 @@ def _answer_seeds() -> Sequence[bytes]:
                 "arrays": _listed(**{"0": ((2, *_Y.shape), "float32")})}  # fmt: skip
         grads = {"kind": "grads", "about": {"step": 7}, "fill": 0.5,
                  "arrays": _listed(a=((4, 3, 3, 3), "float32"), b=((4,), "float32"))}  # fmt: skip
-        order = [norms[0], rows, *([] if alone else [norms[1]]), grads]
+        ends = [grads]
+        if among:
+            whole = _listed(float32=((4 * 3 * 3 * 3 + 4 + 2,), "float32"))
+            ends = [{"kind": "adding", "about": {"step": 7}},
+                    {"kind": "sum", "about": {"step": 7}, "fill": 2.0, "arrays": whole} if node == 0 and not apart else
+                    {"kind": "apart", "about": {"number": 1, "why": "no"}}, *([grads] if apart else [])]  # fmt: skip
+        order = [norms[0], rows, *([] if alone else [norms[1]]), *ends]
         return [{"node": node, **each} for each in ({"kind": "committed", "about": {}}, *order)]
 
     times = {"pixels_s": 0.1, "rows": 2, "ends": {"first": [0.1, 0.1], "end": [0.1, 0.2]}}
     measured = {"kind": "measured", "about": times}
     error = {"kind": "error", "about": {"error": wire.error_to_wire(RefusedError("no")).decode()}}
-    first, second = steps(0, False), steps(1, False)
-    both = [each for pair in zip(first, second, strict=True) for each in pair]
-    return [json.dumps(each).encode() for each in ([*steps(0, True), measured], both, [error], [{"kind": "beat"}])]
+    both = [
+        [each for pair in zip(steps(0, False, *how), steps(1, False, *how), strict=True) for each in pair]
+        for how in ((), (True,), (True, True))
+    ]
+    return [json.dumps(each).encode() for each in ([*steps(0, True), measured], *both, [error], [{"kind": "beat"}])]
 
 
 TARGETS = (

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import resource
 import select
 import socket
@@ -17,8 +18,8 @@ from tests.reduce.processes import KEY, results
 from headwater.errors import AggregatorGoneError, ConfigError, JoinRefusedError, ReduceError, WorkerGoneError
 from headwater.reduce import Reducer
 from headwater.reduce.connection import BLOCK_HEAD
-from headwater.reduce.control import proof
-from headwater.reduce.joining import Ticket, connect
+from headwater.reduce.control import address, proof
+from headwater.reduce.joining import Ticket, connect, join
 
 ARRAYS = [[1, "float32"], [300_000, "float32"], [70_001, "float64"], [25_000, "float16"], [0, "float32"],
           [11_200, "float32"], [11_201, "float32"], [5_000, "int64"]]  # fmt: skip
@@ -231,6 +232,15 @@ def test_an_array_whose_sum_did_not_come_is_as_it_was(start, pair):
     assert 0 < stream.num_done < call.num_blocks
 
 
+def test_the_sum_of_a_short_array_begins_to_come_before_all_of_it_is_out(pair):
+    """64 KiB are four blocks over TCP, so that little more than one of them is added to the time of the way up."""
+    two = pair()
+    calls = two.both(lambda rank, reducer: reducer.begin(np.arange(16_384, dtype=np.float32) * (rank + 1)))
+    assert [call.num_blocks for call in calls] == [4, 4]
+    two.both(lambda rank, reducer: go_on(reducer, calls[rank]))
+    assert all((call.values == np.arange(16_384) * 3).all() for call in calls)
+
+
 def test_one_bucket_is_done_before_others_have_begun_the_next(pair):
     """What is awaited at once ends with a bucket: a worker may wait for it before it begins the next."""
     two = pair(timeout_s=5.0)
@@ -256,7 +266,7 @@ def test_the_last_sum_of_each_slot_is_kept_though_its_array_is_written_over(pair
         reducer.all_reduce(array)
         wanted = array.copy()
         array[:] = -1
-        size = reducer.layout.block_bytes // 4
+        size = reducer.layout.block_bytes_of(4 * len(wanted)) // 4
         blocks = [wanted[start : start + size] for start in range(0, len(wanted), size)]
         return all((reducer.held(number).view(np.float32)[: len(block)] == block).all()
                    for number, block in enumerate(blocks))  # fmt: skip
@@ -303,6 +313,43 @@ def test_strangers_who_say_nothing_keep_no_worker_out(start):
             stack.enter_context(socket.create_connection((host, int(port)), 10))
         with Reducer(aggregator.address, rank=0, num_workers=1, key=KEY, join_s=5.0) as reducer:
             assert reducer.all_reduce(np.ones(3, np.float32)).tolist() == [1, 1, 1]
+
+
+@contextlib.contextmanager
+def files_allowed(soft):
+    """So many may be open here, and in processes that are started meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    try:
+        yield before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit")
+def test_an_aggregator_may_have_as_many_files_open_as_the_system_allows(start):
+    """It is started where a shell allows few."""
+    with files_allowed(256) as most:
+        aggregator = start()
+    assert resource.prlimit(aggregator.process.pid, resource.RLIMIT_NOFILE)[0] == min(most, 65_536)
+
+
+def test_a_worker_may_have_more_files_open_than_select_takes(shared):
+    with files_allowed(2048), contextlib.ExitStack() as stack:
+        for _ in range(1100):
+            stack.callback(os.close, os.dup(1))
+        with Reducer(shared, rank=0, num_workers=1, key=KEY, job="many-files") as reducer:
+            assert reducer.stream.wire.fileno() > 1024
+            assert reducer.all_reduce(np.ones(3, np.float32)).tolist() == [1, 1, 1]
+
+
+def test_a_leaf_takes_no_more_memory_than_its_own(start, pair):
+    """Its root's slots are too many for it, which its workers are told, and the root's other jobs don't notice."""
+    root = start()
+    leaf = start("--memory", "1MB", "--root", root.address, "--place", "0/1")
+    with pytest.raises(AggregatorGoneError, match=r"11 slots of its root; of 1,000,000 \(--memory\)"):
+        join(address(leaf.address, "switch"), Ticket("small", "", 0, 1, key=KEY.encode()), 30)
+    assert (pair(root.address).both(lambda _, each: each.all_reduce(np.ones(3)))[1] == 2).all()
 
 
 def test_more_sums_may_have_come_than_the_kernel_takes_places_for(start, pair):

@@ -20,6 +20,7 @@ from headwater.node.serve import DRAIN_S
 from headwater.node.serve import serve as run_node
 from headwater.node.service import Node
 from headwater.node.tls import Tls
+from headwater.reduce.named import NamedAggregator
 
 LEAST_UPLOAD_BYTES = 10**6  # less is a unit that was forgotten
 
@@ -78,6 +79,14 @@ def serve(
     table_memory: str = typer.Option(
         "", help="Memory for the vectors of tables that are used most; by default an eighth of what the node may take."
     ),
+    reduce: str = typer.Option(
+        "",
+        help="HOST:PORT of an aggregator (`headwater reduce`) on which nodes that train a model's first layers may add "
+        "their gradients up, if the trainer asks for it (docs/partition.md).",
+    ),
+    reduce_key_file: Path = typer.Option(
+        None, help="With --reduce: the file with its key; by default the key is in HEADWATER_REDUCE_KEY."
+    ),
     no_adaptation: bool = typer.Option(
         False,
         "--no-adaptation",
@@ -108,6 +117,9 @@ def serve(
     cache_bytes = num_bytes(cache_size, "--cache-size") if cache_size else None
     for root in roots:
         open_store(root)  # a folder that is not there is found now, not by the first trainer
+    if reduce_key_file is not None and not reduce:
+        raise ConfigError("--reduce-key-file is the key for an aggregator; name it with --reduce HOST:PORT")
+    aggregator = NamedAggregator(reduce, reduce_key_file) if reduce else None
     keep_out_of_logs()
     if open_without:
         log.warning("INSECURE: %s has no %s; everyone who can reach it %s", host, " and no ".join(open_without),
@@ -160,6 +172,7 @@ def serve(
         tables=tables,
         table_bytes=num_bytes(table_size, "--table-size") if table_size else None,
         table_memory_bytes=num_bytes(table_memory, "--table-memory") if table_memory else None,
+        aggregator=aggregator,
         announce=announce,
     )
     sys.stdout.flush()

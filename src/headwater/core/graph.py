@@ -134,6 +134,10 @@ class PrefixGraph:
     trained: frozenset[str]  # names of weights that get gradients
     ends: tuple[End, ...]
 
+    def learning(self, end: End) -> dict[str, TensorSpec]:
+        """The weights up to there that get gradients, by name."""
+        return {name: self.weights[name] for name in self.used(end) if name in self.trained}
+
     def used(self, end: End) -> tuple[str, ...]:
         """The weights that are needed up to there, by name."""
         found = {

@@ -7,10 +7,13 @@ trace.
 
 What holds (tests/core/test_partition.py explores it exhaustively):
 1. A step ends in exactly one of `Finish` and `RolledBack`; `Finish` only after every part was computed forward, its
-   rows went through the suffix once, its gradients went back to whoever made it, and every node's sum has come.
+   rows went through the suffix once, its gradients went back to whoever made it, and every node's sum has come: by
+   itself, or within the one sum that nodes made among themselves.
 2. After a node is lost nothing more is asked of anybody but to drop the step.
 3. A node has at most `depth` micro-batches under way, and is told things in an order that `Replica` accepts.
 4. Until it ends, something is under way.
+5. Nodes that add up among themselves do so at most once in a step. Once one of them can't, each is asked for its own
+   sum, and nodes keep theirs until they are told what comes after the step.
 """
 
 from __future__ import annotations
@@ -55,6 +58,14 @@ class Collect:
 
 
 @dataclass(frozen=True)
+class Add:
+    """Tell this node to add its gradients up with the others'. `passes`: it sends the sum of all."""
+
+    node: int
+    passes: bool
+
+
+@dataclass(frozen=True)
 class Join:
     """All parts of these statistics are here: add them up, and tell everybody."""
 
@@ -80,14 +91,17 @@ class RolledBack:
     node: int
 
 
-Decision = Forward | Suffix | Backward | Collect | Join | Drop | Finish | RolledBack
+Decision = Forward | Suffix | Backward | Collect | Add | Join | Drop | Finish | RolledBack
 
 
 class Step:
     """The trainer's side. `parts` says for each micro-batch which nodes make rows of it."""
 
-    def __init__(self, parts: Sequence[frozenset[int]], *, depth: int, trains: bool) -> None:
-        """`trains`: is there anything to train in front of the cut? If not, nothing goes back."""
+    def __init__(
+        self, parts: Sequence[frozenset[int]], *, depth: int, trains: bool, circle: frozenset[int] = frozenset()
+    ) -> None:
+        """`trains`: is there anything to train in front of the cut? If not, nothing goes back. `circle`: nodes that can
+        add up among themselves; they do if it is they who make this batch, all of them and no others."""
         assert parts
         assert all(parts)
         assert depth >= 1
@@ -100,6 +114,8 @@ class Step:
         self._next = 0  # the one that the suffix takes next
         self._in_suffix = False
         self._grads: set[int] = set()
+        self._together = len(circle) > 1 and circle == frozenset(self._nodes)  # as far as is known
+        self._added = False  # they were told to add up
         self._norms: dict[int, set[int]] = {}
         self.ended = False
 
@@ -138,8 +154,11 @@ class Step:
             found += [Backward(node, micro) for node in sorted(self._parts[micro])]
         found += self._ask()
         if self._next == len(self._parts):
-            if self._trains:
-                found += [Collect(node) for node in self._nodes]
+            if self._trains and self._together:
+                self._added = True
+                found += [Add(node, node == self._nodes[0]) for node in self._nodes]
+            elif self._trains:
+                found += self._collect()
             else:
                 self.ended = True
                 found.append(Finish())
@@ -151,11 +170,37 @@ class Step:
             return []
         if not self._trains or self._next < len(self._parts) or node not in self._nodes or node in self._grads:
             raise ConfigError("gradients that nobody asked for")
+        if self._together:
+            raise ConfigError("gradients of its own, where the sum of all was asked for")
         self._grads.add(node)
         if len(self._grads) < len(self._nodes):
             return []
         self.ended = True
         return [Finish()]
+
+    def summed(self, node: int) -> list[Decision]:
+        """The sum of all nodes' gradients is here, by way of this one."""
+        if self.ended:
+            return []
+        if not self._added or node != self._nodes[0]:
+            raise ConfigError("a sum of all gradients that nobody asked for")
+        self.ended = True
+        return [Finish()]
+
+    @property
+    def awaits_sum(self) -> bool:
+        """Nodes were told to add up, and none is known to be apart."""
+        return self._added and self._together and not self.ended
+
+    def apart(self, node: int) -> list[Decision]:
+        """A node can't add up with the others, now or when it will be told to."""
+        if self.ended or node not in self._nodes or not self._together:
+            return []
+        self._together = False
+        return self._collect() if self._added else []
+
+    def _collect(self) -> list[Decision]:
+        return [Collect(node) for node in self._nodes]
 
     def lost(self, node: int) -> list[Decision]:
         """A node is gone, or can't go on."""
@@ -198,6 +243,7 @@ class Replica:
     depth: int = MAX_UNDER_WAY  # micro-batches under way that there is memory for
     staged: int | None = None  # the version that is coming in
     step: int | None = None
+    added: int | None = None  # the step whose sum was made with other nodes; it may be asked for again, by itself
     _forward: set[int] = field(default_factory=set)
     _backward: set[int] = field(default_factory=set)
 
@@ -205,6 +251,7 @@ class Replica:
         """Tensors of the next version come; the others stay as they are in `base`."""
         if self.step is not None:
             raise ConfigError("weights in the middle of a step")
+        self.added = None
         if version <= self.version or base not in (self.version, -1):
             raise ConfigError(f"weights of version {version} on top of {base}, where {self.version} is there")
         if self.staged not in (None, version):
@@ -220,6 +267,7 @@ class Replica:
     def forward(self, step: int, version: int, micro: int) -> None:
         if version != self.version or self.staged is not None:
             raise ConfigError(f"a step on version {version}, where {self.version} is there")
+        self.added = None
         if self.step is None:
             self.step, self._forward, self._backward = step, set(), set()
         if step != self.step or micro in self._forward or not 0 <= micro < MAX_MICRO:
@@ -240,13 +288,23 @@ class Replica:
 
     def collect(self, step: int) -> None:
         """The sum is asked for; with that the step is over here."""
+        if step != self.added:
+            self._finish(step)
+        self.added = None
+
+    def add(self, step: int) -> None:
+        """The sum is to be added to other nodes'; the step is over here but for that."""
+        self._finish(step)
+        self.added = step
+
+    def _finish(self, step: int) -> None:
         if step != self.step or self._forward != self._backward:
             raise ConfigError(f"the sum of step {step}, which is not done")
         self.step = None
 
     def drop(self) -> None:
         """The step has not happened, and weights that came in halfway neither."""
-        self.step, self.staged = None, None
+        self.step, self.staged, self.added = None, None, None
 
 
 def micro_bounds(num_rows: int, num_micro: int) -> list[tuple[int, int]]:

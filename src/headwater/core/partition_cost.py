@@ -5,8 +5,9 @@ Owns `StepCosts`, `step_s` and `fastest`. The model, for N nodes, a batch of B a
     chain = forward on nodes + rows down + suffix + gradients up + backward on nodes
     step  = the largest of these + (chain - the largest) / micro-batches + weights' gradients down + weights up + rounds
 
-and no less than a node takes for its part of everything, decoding included, which it does while it waits. Every time is
-measured, but for what is marked as estimated.
+and no less than a node takes for its part of everything, decoding included, which it does while it waits. Where nodes
+add up among themselves, gradients go to an aggregator and back, and then down once. Every time is measured, but for
+what is marked as estimated.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headwater.core.partition_plan import DEPTH, NODES, TRAINER, PartitionPlan
+from headwater.core.partition_plan import DEPTH, HERE, NETWORK, NODES, TRAINER, PartitionPlan
 
 MICRO_BATCHES = (1, 2, 4, 8)
 # Estimated: what the trainer's own core takes for a byte that it receives or sends, both ways of a codec included. One
@@ -92,6 +93,11 @@ def step_s(costs: StepCosts, plan: PartitionPlan) -> float:
     if trains:
         num_nodes, weights = len(costs.links), cut.weight_bytes
         for way in (0, 1):
+            if way == 0 and plan.sums == NETWORK:
+                # Estimated: to the aggregator and back as fast as to the trainer and back, in the same time.
+                sync += max(weights / min(link) for link in costs.links)
+                sync += weights / min(costs.port[0], costs.links[0][0])
+                continue
             sync += max(num_nodes * weights / costs.port[way], *(weights / link[way] for link in costs.links))
         if num_nodes > 1:
             sync += 2 * cut.rounds * (2 * costs.latency_s + MESSAGE_S)
@@ -100,19 +106,25 @@ def step_s(costs: StepCosts, plan: PartitionPlan) -> float:
     return max(body + sync, node)
 
 
-def plans(costs: StepCosts, codecs: Sequence[str], micro: int | None = None) -> list[PartitionPlan]:
-    """Everything that could be done, "move nothing" first."""
+def plans(
+    costs: StepCosts, codecs: Sequence[str], micro: int | None = None, sums: str = HERE
+) -> list[PartitionPlan]:
+    """Everything that could be done, "move nothing" first. `sums` counts where nodes train."""
     first = costs.cuts[0]
     found = [PartitionPlan(TRAINER, first.index, first.name)] if costs.here_read_s is not None else []
     counts = (1,) if not costs.may_split else MICRO_BATCHES if micro is None else (micro,)
     for cut in costs.cuts:
         for codec in codecs if cut.index else ("raw",):
             for count in counts:
-                found.append(PartitionPlan(NODES, cut.index, cut.name, codec, count, shares_of(costs, cut), DEPTH))
+                trains = cut.index > 0 and cut.up_bytes[codec] > 0
+                found.append(PartitionPlan(NODES, cut.index, cut.name, codec, count, shares_of(costs, cut), DEPTH,
+                                           sums if trains else HERE))  # fmt: skip
     return found
 
 
-def fastest(costs: StepCosts, codecs: Sequence[str], micro: int | None = None) -> list[tuple[float, PartitionPlan]]:
+def fastest(
+    costs: StepCosts, codecs: Sequence[str], micro: int | None = None, sums: str = HERE
+) -> list[tuple[float, PartitionPlan]]:
     """All plans with their seconds a step, the one to take first: nodes only where they clearly help, a codec with an
     error only where it does, and the simpler one of two that are alike."""
 
@@ -122,4 +134,4 @@ def fastest(costs: StepCosts, codecs: Sequence[str], micro: int | None = None) -
         slower += MARGIN / 2 if plan.codec != "raw" else 0.0
         return seconds * slower, plan.cut_index, plan.micro_batches
 
-    return sorted(((step_s(costs, plan), plan) for plan in plans(costs, codecs, micro)), key=rank)
+    return sorted(((step_s(costs, plan), plan) for plan in plans(costs, codecs, micro, sums)), key=rank)

@@ -16,6 +16,7 @@ from headwater.core.spec import Boundary
 from headwater.errors import ConfigError, PlanError
 
 NODES, TRAINER = "nodes", "trainer"
+HERE, NETWORK = SUMS = ("trainer", "network")  # where nodes' gradients are added up
 CODECS = ("raw", "fp16", "bf16")  # int8's error is too large for gradients
 DEPTH = 3  # micro-batches under way: one on the nodes, one on the wire, one on the trainer
 FORMAT = "headwater-partition"
@@ -23,7 +24,8 @@ FORMAT = "headwater-partition"
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """`place`: where rows are made; on nodes, up to the cut. `shares` of each batch by node; none: equal ones."""
+    """`place`: where rows are made; on nodes, up to the cut. `shares` of each batch by node; none: equal ones. `sums`:
+    where nodes' gradients are added up, by the trainer or among nodes, on an aggregator."""
 
     place: str = NODES
     cut_index: int = 0
@@ -32,6 +34,7 @@ class PartitionPlan:
     micro_batches: int = 1
     shares: tuple[float, ...] = ()
     depth: int = DEPTH
+    sums: str = HERE
 
     def share(self, node: int) -> float:
         return self.shares[node] if self.shares else 1.0
@@ -51,6 +54,12 @@ class PartitionPlan:
             faults.append(f"micro_batches is {self.micro_batches}; it must lie between 1 and 1024")
         if not 1 <= self.depth <= MAX_UNDER_WAY:
             faults.append(f"depth is {self.depth}; it must lie between 1 and {MAX_UNDER_WAY}")
+        if self.sums not in SUMS:
+            faults.append(f"sums is {self.sums!r}; it must be {HERE!r} or {NETWORK!r}")
+        elif self.sums == NETWORK and (self.place == TRAINER or not self.cut_index):
+            faults.append(f"sums is {NETWORK!r}, and no node trains anything with this cut; cut later, or use {HERE!r}")
+        elif self.sums == NETWORK and num_nodes < 2:
+            faults.append(f"sums is {NETWORK!r}, and one node has nobody to add up with; name more, or use {HERE!r}")
         if self.shares and len(self.shares) != num_nodes:
             faults.append(f"there are {len(self.shares)} shares for {num_nodes} nodes; give one for each")
         if self.shares and not (all(0 <= each < 1e9 for each in self.shares) and sum(self.shares) > 0):
@@ -67,6 +76,7 @@ class PartitionPlan:
         if not self.cut_index:
             return f"{nodes} decode the pictures ({row:,} bytes each); all of the model trains here"
         micro = f", in {num_micro} micro-batches" if num_micro > 1 else ""
+        micro += "; weights' gradients are added up among nodes" if self.sums == NETWORK else ""
         return (f"{nodes} train the model up to {self.cut_name}; rows travel as {self.codec} ({row:,} bytes each, "
                 f"and as many back as gradients){micro}")  # fmt: skip
 
@@ -76,7 +86,7 @@ class PartitionPlan:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PartitionPlan:
         names = {field.name for field in fields(cls)}
-        given = {name: value for name, value in data.items() if name not in ("format", "version")}
+        given = {"sums": HERE, **{name: value for name, value in data.items() if name not in ("format", "version")}}
         if (data.get("format"), data.get("version")) != (FORMAT, 1) or set(given) != names:
             raise ConfigError(f"not a {FORMAT} of version 1 with {', '.join(sorted(names))}: {shown(data)}")
         return cls(**{**given, "shares": tuple(given["shares"])})

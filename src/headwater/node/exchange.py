@@ -111,6 +111,12 @@ class Exchange:
             self._gone.set()
         raise GoneError
 
+    def has_come(self, *kinds: str) -> bool:
+        """Is there a message of one of these kinds among those that nobody has taken yet?"""
+        with self._inbox.mutex:
+            waiting = [each for each, _ in self._inbox.queue]
+        return any(isinstance(each, Parcel) and each.kind in kinds for each in (*waiting, *self._put_off))
+
     def put_off(self, parcels: list[Parcel]) -> None:
         """These have come too early: `take` gives them first."""
         self._put_off += parcels

@@ -68,7 +68,8 @@ class Meeting:
             if parcel.kind == "norm" and (parcel.about.get("step"), parcel.about.get("round")) == wanted:
                 self._exchange.put_off(early)
                 return parcel
-            if parcel.kind == "collect" and not early:  # the trainer asks while gradients are still on their way back
+            # The trainer asks while gradients are still on their way back.
+            if parcel.kind in ("collect", "add") and not early:
                 early.append(parcel)
             elif parcel.kind == "fetch":
                 self._fetch(parcel)

@@ -26,6 +26,7 @@ from headwater.data.memory import memory_bytes
 from headwater.errors import ConfigError
 from headwater.node.cache import Cache
 from headwater.node.calls import Calls
+from headwater.node.circle import Aggregator
 from headwater.node.pages import Pages
 from headwater.node.service import Node
 from headwater.node.tables import Tables, default_table_bytes
@@ -83,6 +84,7 @@ def serve(
     tables: Path | None = None,
     table_bytes: int | None = None,
     table_memory_bytes: int | None = None,
+    aggregator: Aggregator | None = None,
 ) -> None:
     """Serve `roots` until a signal arrives, or, if wanted, until standard input ends.
 
@@ -93,7 +95,8 @@ def serve(
     Rows are kept in `cache_folder` (by default beside the prefixes) within `cache_bytes`: None takes the default of
     `Cache`, 0 keeps none. Where another node uses that folder, the first of `num_caches` that none uses is taken:
     FOLDER, FOLDER-2, …. Jobs share `max_memory_bytes`, by default what the machine has. `is_far` from the store: behind
-    a link that others need, too. `hand_over` is a folder that trainers may see, too.
+    a link that others need, too. `hand_over` is a folder that trainers may see, too. On
+    `aggregator` nodes add up among themselves (docs/partition.md).
     """
     if not roots:
         raise ConfigError("a node serves at least one folder or bucket; name it: headwater serve s3://photos")
@@ -113,7 +116,7 @@ def serve(
                      cache_bytes=cache_bytes, cache_folder=cache_folder, num_caches=num_caches, drain_s=drain_s,
                      max_memory_bytes=max_memory_bytes, adapt=adapt, is_wary=not until_input_ends, is_far=is_far,
                      tokens=tokens, tls=tls, hand_over=hand_over, tables=tables, table_bytes=table_bytes,
-                     table_memory_bytes=table_memory_bytes)  # fmt: skip
+                     table_memory_bytes=table_memory_bytes, aggregator=aggregator)  # fmt: skip
     if until_input_ends:
         threading.Thread(target=watch, name="parent", daemon=True).start()
     node.calls.changed = lambda: os.write(tell, _CHANGED)
@@ -148,6 +151,7 @@ def open_node(
     tables: Path | None = None,
     table_bytes: int | None = None,
     table_memory_bytes: int | None = None,
+    aggregator: Aggregator | None = None,
 ) -> Node:
     """A node that answers, with its folders; everything that can be wrong with them is said. The arguments are those of
     `serve`; whoever opens it stops it."""
@@ -166,7 +170,7 @@ def open_node(
         return Node(listen, roots, state=state, num_threads=num_threads, max_upload_bytes=max_upload_bytes,
                     cache=cache, drain_s=drain_s, tokens=tokens, tls=tls, is_wary=is_wary,
                     max_memory_bytes=jobs_bytes, adapt=adapt, is_far=is_far,
-                    hand_over=hand_over, tables=kept_tables)  # fmt: skip
+                    hand_over=hand_over, tables=kept_tables, aggregator=aggregator)  # fmt: skip
     except (OSError, pa.ArrowException) as error:  # Flight says no more than "did not start properly"
         if isinstance(error, OSError) and error.filename is not None:
             raise ConfigError(f"{error.filename} can't be used ({error.strerror}); a node keeps prefixes in {state}: "

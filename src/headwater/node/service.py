@@ -46,6 +46,7 @@ from headwater.node.cache import Cache
 from headwater.node.calibrations import FORMAT as INT8_FORMAT
 from headwater.node.calls import Asked, Calls, tenant_of
 from headwater.node.child import Children
+from headwater.node.circle import Aggregator
 from headwater.node.door import KEY, Door, grant_of
 from headwater.node.exchange import Exchange, GoneError
 from headwater.node.hanging import Hanging
@@ -99,6 +100,7 @@ class Node(flight.FlightServerBase):
         is_far: bool = False,
         hand_over: Path | None = None,
         tables: Tables | None = None,
+        aggregator: Aggregator | None = None,
     ) -> None:
         """`cache` keeps rows that were made; it is closed with the node. None keeps nothing.
 
@@ -107,7 +109,7 @@ class Node(flight.FlightServerBase):
         `max_memory_bytes`, or what the machine has (docs/tenants.md); `adapt=False` gives each groups as large as it
         asks for, and runs them whole. `is_far` from the store: behind a link that others need, too. `hand_over` is a
         folder that trainers may see, too: rows are left there for those who do. `tables` are embedding tables; they are
-        closed with the node.
+        closed with the node. On `aggregator` nodes that train a prefix may add up among themselves.
         """
         self.roots = tuple(full_url(root) for root in roots)
         known = TokensFile(tokens, self.roots) if isinstance(tokens, Path) else tokens
@@ -135,6 +137,7 @@ class Node(flight.FlightServerBase):
         self.cache = cache
         self._tables = tables or Tables(None)
         self._outbox = None if hand_over is None else Outbox(hand_over)
+        self.aggregator = aggregator
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
         self._stopping = False
@@ -199,6 +202,7 @@ class Node(flight.FlightServerBase):
             "chunks": self._chunks(),
             "prefix_files": self._prefixes.files(),
             "tables": self._tables.to_json(),
+            "adds_up": self.aggregator is not None,
         }
 
     def why_not_ready(self) -> str:
@@ -694,6 +698,14 @@ class _SessionHost:
         self.num_threads = node.num_threads
         self.extractor = node._extractor
         self.store = node._store
+
+    @property
+    def aggregator(self) -> Aggregator | None:
+        return self._node.aggregator
+
+    @property
+    def tenant(self) -> str:
+        return self._asked.tenant
 
     @property
     def max_weight_bytes(self) -> int:

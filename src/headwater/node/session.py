@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from headwater.core.form import shown
 from headwater.core.graph import End, PrefixGraph
 from headwater.core.partition import MAX_UNDER_WAY
+from headwater.core.plain import plain
 from headwater.core.unpacked import VALUE_BYTES
 from headwater.data.extract import SIGN_OF_LIFE_S, Extractor
 from headwater.data.parcel import PLAIN, TRAINING, Parcel, Words
@@ -26,6 +27,7 @@ from headwater.data.store import Store
 from headwater.data.transforms import Transforms
 from headwater.data.wire import Chunk, Extraction, check_url
 from headwater.errors import ConfigError, DamagedError, RefusedError
+from headwater.node.circle import Aggregator, ApartError, Circle
 from headwater.node.exchange import Exchange, GoneError
 from headwater.node.meeting import DroppedError, Meeting
 from headwater.node.rooms import Room
@@ -63,6 +65,12 @@ class Host(Protocol):
     def sent(self, num_rows: int, num_bytes: int) -> None:
         """Rows have gone to the trainer."""
 
+    @property
+    def aggregator(self) -> Aggregator | None:
+        """Where nodes may add up among themselves, if the operator has named one."""
+
+    @property
+    def tenant(self) -> str: ...
     @property
     def max_weight_bytes(self) -> int: ...
     @property
@@ -165,6 +173,7 @@ class Session:
         self._host = host
         self._prefix: Any = None
         self._meeting = Meeting(exchange, self._fetch)
+        self._circle: Circle | None = None
         self._weight_bytes = 0
         self._asked: dict[int, _Asked] = {}  # by key
         self._told = float("-inf")  # when it was last said that something is waited for
@@ -187,6 +196,7 @@ class Session:
                 self._prefix = _training().TrainedPrefix(opened.graph, opened.end, opened.codec, self._keeps(opened),
                                                          opened.depth, opened.max_rows)  # fmt: skip
                 stack.callback(self._let_go)
+                stack.callback(self._leave)
             self._exchange.admit({"fetch": opened.fetch_words})
             self._exchange.send(Parcel("ready"))
             while True:
@@ -213,6 +223,10 @@ class Session:
 
     def _let_go(self) -> None:
         self._prefix = None
+
+    def _leave(self) -> None:
+        if self._circle is not None:
+            self._circle.leave()
 
     def _wait_for(self, room: Room) -> None:
         """Until there is memory for it."""
@@ -241,8 +255,8 @@ class Session:
 
     def _do(self, parcel: Parcel) -> None:
         work = {"fetch": self._fetch, "forward": self._forward, "backward": self._backward, "collect": self._collect,
-                "weights": self._weights, "commit": self._commit, "check": self._check,
-                "measure": self._measure}.get(parcel.kind)  # fmt: skip
+                "gather": self._gather, "add": self._add, "weights": self._weights, "commit": self._commit,
+                "check": self._check, "measure": self._measure}.get(parcel.kind)  # fmt: skip
         if parcel.kind == "drop":
             self._drop()
             self._exchange.send(Parcel("dropped"))
@@ -336,6 +350,29 @@ class Session:
         step = parcel.number("step")
         self._host.check_allowed()
         self._exchange.send(Parcel("grads", {"step": step}, self._trains().collect(step)))
+
+    def _gather(self, parcel: Parcel) -> None:
+        self._trains()
+        self._host.check_allowed()
+        if self._circle is None:
+            self._circle = Circle(self._exchange, self._host.aggregator, self._host.tenant)
+        self._circle.gather(parcel)
+
+    def _add(self, parcel: Parcel) -> None:
+        """Gradients are added to those of other nodes; one of them sends the sum, the others say nothing."""
+        step, number = parcel.number("step"), parcel.number("number")
+        self._host.check_allowed()
+        whole = self._trains().add(step)
+        self._exchange.send(Parcel("adding", {"step": step}))
+        try:
+            if self._circle is None:
+                raise ApartError("the session is in no circle")
+            self._circle.add(number, step, list(whole.values()))
+        except ApartError as error:
+            self._exchange.send(Parcel("apart", {"number": number, "why": plain(str(error))[:500]}))
+            return
+        if parcel.about.get("passes") is True:
+            self._exchange.send(Parcel("sum", {"step": step}, whole))
 
     def _measure(self, parcel: Parcel) -> None:
         """What rows cost here: to be read and decoded, and to go through the prefix to each of its ends."""

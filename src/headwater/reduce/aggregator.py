@@ -356,10 +356,14 @@ class Aggregator:
         return max(2, (self._window_bytes or WINDOW_BYTES[lane]) // block_bytes)
 
     def _num_slots(self, wanted: int, memory_bytes: Callable[[int], int], joined: Joined | None) -> int:
-        """As many as are wanted and memory allows; a leaf has as many as its root."""
-        if joined is not None:
-            return joined.num_slots
+        """As many as are wanted and memory allows; a leaf has as many as its root, or none."""
         used = sum(each.job.memory_bytes() for each in self._running)
+        if joined is not None:
+            if (num_bytes := memory_bytes(joined.num_slots)) > self._max_memory_bytes - used:
+                raise ConfigError(f"the job takes {num_bytes:,} bytes with the {joined.num_slots} slots of its root; "
+                                  f"of {self._max_memory_bytes:,} (--memory) {used:,} are taken: allow more here, or "
+                                  "less under way at the root (--window)")  # fmt: skip
+            return joined.num_slots
         a_slot = memory_bytes(1) - memory_bytes(0)
         room = (self._max_memory_bytes - used - memory_bytes(0)) // a_slot
         if room < 1:

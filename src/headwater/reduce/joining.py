@@ -161,9 +161,11 @@ def connect(where: tuple[str, int], ticket: Ticket, job_id: str, deadline: float
 
 def _next(control: Lines, heard: list[dict[str, Any]], deadline: float, name: str, ticket: Ticket) -> dict[str, Any]:
     """The next line; those behind it stay in `heard`."""
+    waiting = select.poll()  # select() takes no file beyond the 1,024th of a process
+    waiting.register(control, select.POLLIN)
     while not heard:
         left_s = deadline - time.monotonic()
-        if left_s <= 0 or not select.select([control], [], [], left_s)[0]:
+        if left_s <= 0 or not waiting.poll(left_s * 1000):
             raise AggregatorGoneError(f"the job {ticket.job!r} did not begin on {name} in time: not all of its "
                                       f"{ticket.num_workers} workers have joined; are they all started, with the same "
                                       "job, session and aggregator?")  # fmt: skip

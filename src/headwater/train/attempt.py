@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headwater.core.bundle import unbundle
 from headwater.core.owed import GIVE_UP_TIMES, GivenUp, Owed
 from headwater.core.partition import (
+    Add,
     Backward,
     Collect,
     Decision,
@@ -36,6 +38,7 @@ from headwater.core.spec import Boundary
 from headwater.data.parcel import Parcel, pack_rows, unpack_rows
 from headwater.errors import DamagedError, HeadwaterError, UnreachableError
 from headwater.model.trainable import Trainable
+from headwater.train.circle import Meetings
 from headwater.train.peer import SILENT_S, Event, Peer, SilentError
 from headwater.train.reply import QUIET_S
 
@@ -95,10 +98,12 @@ class Attempt:
         loss_fn: LossFn,
         meanwhile: Callable[[], None],
         patience_s: float,
+        meetings: Meetings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`number` is that of no other try. `meanwhile` is called once, when nodes have begun. A node that lives and
-        gets nothing done is told of after `patience_s`, and lost after ten times that."""
+        gets nothing done is told of after `patience_s`, and lost after ten times that. With `meetings` nodes add up
+        among themselves where they can."""
         self._number = number
         self._work = work
         self._peers = peers
@@ -111,13 +116,16 @@ class Attempt:
         self._clock = clock
         self._owed = Owed(self._quiet_s)
         self._num_rows = sum(len(each) for each in labels)
-        self._step = Step([frozenset(each) for each in parts], depth=work.depth, trains=work.trains)
+        self._meetings, self._circle = meetings, -1 if meetings is None else meetings.number
+        self._step = Step([frozenset(each) for each in parts], depth=work.depth, trains=work.trains,
+                          circle=frozenset() if meetings is None else meetings.members)  # fmt: skip
+        self._adding: set[int] = set()  # nodes that have begun to add up
         self._taking = {node for part in parts for node in part}
         self._rows: list[dict[int, list[np.ndarray]]] = [{} for _ in parts]
         self._back: list[list[np.ndarray]] = [[] for _ in parts]
         self._norms: dict[int, dict[int, Parcel]] = {}
         self._statistics: dict[int, Moments] = {}
-        self._sums: dict[int, Mapping[str, np.ndarray]] = {}
+        self._sums: dict[int, Mapping[str, np.ndarray]] = {}  # of each node, or of all of them by way of one
         self._grads: list[Tensor | None] = [None] * len(work.trainable)
         self.gone: dict[int, tuple[Peer, HeadwaterError]] = {}
         self.loss = torch.zeros(())
@@ -201,6 +209,8 @@ class Attempt:
         return self._step.lost(peer.number)
 
     def _said(self, peer: Peer, parcel: Parcel) -> list[Decision]:
+        if parcel.kind in ("met", "apart"):
+            return self._met(peer, parcel)
         if parcel.kind in ("committed", "dropped", "waiting") or parcel.about.get("step") != self._number:
             return []
         node = peer.number
@@ -219,7 +229,43 @@ class Attempt:
             self._sums[node] = self._checked(parcel)
             self._owed.answered(node)
             return self._step.grads(node)
+        if parcel.kind == "adding":
+            return self._adds(node)
+        if parcel.kind == "sum":
+            return self._summed(node, parcel)
         raise DamagedError(f"a message of kind {parcel.kind[:40]!r}")
+
+    def _met(self, peer: Peer, parcel: Parcel) -> list[Decision]:
+        """What it says of a circle, whichever step it was in. Who is apart from this step's ends that for all."""
+        if self._meetings is None:
+            raise DamagedError(f"a message of kind {parcel.kind}, and nodes were not told to meet")
+        if not self._meetings.heard(peer, parcel) or parcel.about.get("number") != self._circle:
+            return []
+        if self._adding == self._taking and self._step.awaits_sum:  # nobody owes that any more
+            self._owed.answered(min(self._taking))
+        return self._step.apart(peer.number)
+
+    def _adds(self, node: int) -> list[Decision]:
+        """It waits for the others from now on. Once all do, the sum is owed by whoever passes it on."""
+        if node not in self._taking or node in self._adding or self._meetings is None:
+            raise DamagedError("it adds up what nobody asked it to")
+        self._adding.add(node)
+        self._owed.answered(node)
+        if self._adding == self._taking and self._step.awaits_sum:
+            self._owed.asked(min(self._taking), self._clock())
+        return []
+
+    def _summed(self, node: int, parcel: Parcel) -> list[Decision]:
+        """The sum of all nodes' gradients."""
+        if self._work.prefix is None or self._meetings is None:
+            raise DamagedError("a sum of all gradients that nobody asked for")
+        graph = self._work.prefix.graph
+        sums = unbundle(parcel.arrays, graph.learning(graph.ends[-1]))
+        decisions = self._step.summed(node)
+        self._sums = {node: sums}
+        self._meetings.added()
+        self._owed.answered(node)
+        return decisions
 
     def _checked(self, parcel: Parcel) -> Mapping[str, np.ndarray]:
         prefix = self._work.prefix
@@ -310,6 +356,11 @@ class Attempt:
                     self._send_back(node, micro)
                 case Collect(node):
                     self._peers[node].send("collect", {"step": self._number})
+                    self._owed.asked(node, self._clock())
+                case Add(node, passes):
+                    if passes and self._meetings is not None:
+                        self._meetings.begins()
+                    self._peers[node].send("add", {"step": self._number, "number": self._circle, "passes": passes})
                     self._owed.asked(node, self._clock())
                 case Join(number):
                     pending += self._join(number)

@@ -24,11 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headwater.core.bundle import TYPES
 from headwater.core.cut import Cut, find_cut
 from headwater.core.form import shown
 from headwater.core.order import Dealing, Order
 from headwater.core.partition import deal, micro_bounds
-from headwater.core.partition_plan import CODECS, NODES, TRAINER, PartitionPlan
+from headwater.core.partition_plan import CODECS, HERE, NETWORK, NODES, SUMS, TRAINER, PartitionPlan
 from headwater.data.extract import Extractor
 from headwater.data.holdings import Holdings
 from headwater.data.layouts import root_of
@@ -48,6 +49,7 @@ from headwater.model.trainable import trainable, trainable_cuts
 from headwater.progress import Progress
 from headwater.train.access import Access
 from headwater.train.attempt import Attempt, LossFn, LostError, Part, Work
+from headwater.train.circle import Meetings
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.job import PATIENCE_S, example_of, list_on, read_transforms
@@ -89,6 +91,7 @@ class PartitionJob:
     plan, ranking    what is carried out; every plan that was considered, with its estimated seconds a step
     num_steps        steps that were finished
     num_rolled_back  steps that were begun, dropped everywhere and done again, because a node was lost
+    num_added        steps whose gradients nodes added up among themselves
     """
 
     def __init__(
@@ -142,11 +145,20 @@ class PartitionJob:
         looks = any(uses_batch_statistics(node) for node in captured.graph_module.graph.nodes)
         self.num_micro = 1 if looks or plan.place == TRAINER else plan.micro_batches
         needs = prefix.needs_grad[cut.name] if prefix is not None else (False,)
+        if plan.sums == NETWORK and prefix is not None:
+            learning = prefix.graph.learning(prefix.graph.ends[-1])
+            if others := sorted({spec.dtype for spec in learning.values()} - set(TYPES)):
+                raise ConfigError(f"sums in the network are of {' and '.join(TYPES)}; the first layers have weights of "
+                                  f"{', '.join(others)}; use sums='trainer'")  # fmt: skip
         boundary = cut.boundary if prefix is not None else (transforms.pixel_spec,)
         self._work = Work(suffix, boundary, needs, prefix, plan.codec, self._assemble, _trained(model), reduction,
                           plan.depth)  # fmt: skip
         self._learning = [id(each) for each in self._work.trainable]
         self._dtype = captured.example[0].dtype
+        if plan.sums == NETWORK and not self._work.trains:
+            raise ConfigError(f"sums are to be made in the network, and all in front of {cut.name} is frozen; cut "
+                              "later, or use sums='trainer'")  # fmt: skip
+        self._meetings = Meetings() if plan.sums == NETWORK else None
         self._labels: Tensor | None = None
         # Of a part. Twice as many where nodes compute: what they reserve leaves out what operators need for a moment.
         max_rows = -(-(1 if prefix is None else 2) * batch_size // self.num_micro)
@@ -165,6 +177,11 @@ class PartitionJob:
         else:
             resources.callback(self._replicas.close)
             self._replicas.open()
+
+    @property
+    def num_added(self) -> int:
+        """Steps whose gradients nodes added up among themselves."""
+        return 0 if self._meetings is None else self._meetings.num_added
 
     # The loop
 
@@ -222,6 +239,8 @@ class PartitionJob:
             self._replicas.note_changes()
             for peer in peers.values():
                 self._replicas.bring_up(peer)
+            if self._meetings is not None:
+                self._meetings.look(peers)
         if any(
             key != (batch.epoch, batch.start) or found[0] != _signature(peers) for key, found in self._fetched.items()
         ):
@@ -234,7 +253,7 @@ class PartitionJob:
         self._attempts += 1
         attempt = Attempt(self._attempts, self._work, peers, self._replicas.events, parts,
                           [batch.labels[start:stop] for start, stop in bounds], loss_fn,
-                          partial(self._fetch_next, batch, peers), self._patience_s)  # fmt: skip
+                          partial(self._fetch_next, batch, peers), self._patience_s, self._meetings)  # fmt: skip
         try:
             attempt.run()
         except BaseException:
@@ -286,6 +305,12 @@ class PartitionJob:
                 left.pop(peer.number, None)
                 if not is_passing(said):
                     raise said
+            elif said.kind in ("met", "apart") and self._meetings is not None:
+                try:
+                    self._meetings.heard(peer, said)
+                except DamagedError as error:
+                    self._replicas.lose(peer, error)
+                    left.pop(peer.number, None)
             elif said.kind == "checked" and said.about.get("version") == peer.version:  # not of a check that was ended
                 left.pop(peer.number, None)
                 if said.about.get("sum") != wanted:
@@ -512,6 +537,7 @@ def partition(
     codec: str = "raw",
     micro_batches: int | None = None,
     shares: Sequence[float] | None = None,
+    sums: str | None = None,
     plan: PartitionPlan | None = None,
     reduction: str = "mean",
     check_every: int = CHECK_EVERY,
@@ -553,6 +579,8 @@ def partition(
     micro_batches  in how many parts a batch goes through nodes and this process, at the same time; with batch-norms in
                    training mode always 1, as their statistics are those of the batch. Default: planned, or 4
     shares         what part of each batch each node makes; by default measured ("auto"), or equal
+    sums           where nodes' gradients are added up: by the "trainer", or in the "network", on the aggregator that
+                   nodes were given (`headwater serve --reduce`), so that the trainer's link carries one sum
     plan           a PartitionPlan fixes all of this
     reduction      what `loss_fn` does with a batch: "mean" over samples, or their "sum"
     check_every    steps between two comparisons of all replicas, bit by bit; 0 for none
@@ -561,6 +589,8 @@ def partition(
         raise ConfigError(f"batch_norm is {batch_norm!r}; it must be {SYNC!r} or {FROZEN!r}")
     if codec not in CODECS:
         raise ConfigError(f"codec {codec!r} is not one of {', '.join(CODECS)}, which training can do with")
+    if sums is not None and sums not in SUMS:
+        raise ConfigError(f"sums is {sums!r}; it must be one of {', '.join(SUMS)}")
     if reduction not in REDUCTIONS:
         raise ConfigError(f"reduction is {reduction!r}; it must be one of {', '.join(REDUCTIONS)}")
     if nodes is not None and (isinstance(nodes, str) or not nodes):
@@ -600,14 +630,21 @@ def partition(
         ranking: list[tuple[float, PartitionPlan]] = []
         if plan is None and cut == "auto":
             plan, ranking = choose(captured, all_cuts, pipeline, samples, clients, holdings, batch_size=batch_size,
-                                   seed=seed, codec=codec, micro_batches=micro_batches, progress=progress)  # fmt: skip
+                                   seed=seed, codec=codec, micro_batches=micro_batches, sums=sums or HERE,
+                                   progress=progress)  # fmt: skip
         elif plan is None:
             place = TRAINER if cut == "none" else NODES
             found = all_cuts[0] if cut == "none" else find_cut(all_cuts, cut)
-            plan = PartitionPlan(place, found.index, found.name, codec, micro_batches or 4)
+            plan = PartitionPlan(place, found.index, found.name, codec, micro_batches or 4, sums=sums or HERE)
+        elif sums is not None:
+            plan = replace(plan, sums=sums)
         if shares is not None:
             plan = replace(plan, shares=tuple(float(each) for each in shares))
         plan.check(len(clients), len(all_cuts))
+        if plan.sums == NETWORK and (lacking := [each.name for each in clients if not each.hello().get("adds_up")]):
+            raise ConfigError(f"sums are to be made in the network, and {', '.join(lacking)} has no aggregator; give "
+                              "all nodes the same one (headwater serve --reduce HOST:PORT), or use "
+                              "sums='trainer'")  # fmt: skip
         if plan.place == TRAINER and holdings is not None and holdings.is_split:
             raise ConfigError("the pictures lie on nodes' own disks, so that they can't be read here; choose a cut")
         resources = stack.pop_all()

@@ -57,12 +57,13 @@ def choose(
     seed: int,
     codec: str,
     micro_batches: int | None,
+    sums: str,
     progress: Progress,
 ) -> tuple[PartitionPlan, list[tuple[float, PartitionPlan]]]:
     """The plan to take; and all that were considered, with their estimated seconds a step."""
     costs = measure_steps(captured, cuts, pipeline, samples, clients, holdings, batch_size=batch_size, seed=seed,
                           codecs=tuple(dict.fromkeys(("raw", codec))), progress=progress)  # fmt: skip
-    ranking = fastest(costs, tuple(dict.fromkeys(("raw", codec))), micro_batches)
+    ranking = fastest(costs, tuple(dict.fromkeys(("raw", codec))), micro_batches, sums)
     return ranking[0][1], ranking
 
 

@@ -6,6 +6,7 @@ Owns `Peer`: the threads that write and read, so that a slow link holds up neith
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
 import time
@@ -22,6 +23,7 @@ from headwater.train.client import NodeClient
 GOODBYE_S = 5.0
 SILENT_S = 60.0  # a node says something every five seconds, whatever it does
 Event = tuple["Peer", Parcel | HeadwaterError]
+_SESSIONS = itertools.count()
 
 
 class SilentError(UnreachableError):
@@ -33,6 +35,7 @@ class Peer:
 
     def __init__(self, number: int, client: NodeClient, events: queue.SimpleQueue[Event]) -> None:
         self.number = number
+        self.session = next(_SESSIONS)  # no other one has this number
         self.client = client
         self.version = -1  # of its weights, as far as they were sent
         self.received_bytes = self.sent_bytes = 0

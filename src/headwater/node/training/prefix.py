@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwater.core.bundle import bundle
 from headwater.core.graph import End, PrefixGraph, num_frozen
 from headwater.core.partition import Replica
 from headwater.core.spec import Boundary
@@ -58,6 +59,7 @@ class TrainedPrefix:
         self._state = Replica(depth=depth)
         self._staged: dict[str, np.ndarray] = {}
         self._under_way: dict[int, list[Tensor]] = {}  # of each micro-batch what gets gradients
+        self._added: dict[str, np.ndarray] = {}  # gradients that were added to other nodes', as they were before
         self._learning: Boundary = ()  # what that is, of the boundary
         self._most_bytes = footprint(graph, end, max_rows)[1]
         self._fitting = {max_rows}  # numbers of rows that make no more than that
@@ -68,6 +70,7 @@ class TrainedPrefix:
 
     def stage(self, parcel: Parcel) -> None:
         """Some tensors of the next version."""
+        self._added = {}
         self._state.stage(parcel.number("version"), parcel.number("base", -1))
         for name in parcel.arrays:
             if name not in self._weights:
@@ -107,6 +110,7 @@ class TrainedPrefix:
             with torch.no_grad():
                 made = self._built.trained(self._frozen(ids, pixels), meet)
             return pack_rows(self._codec, self._end.boundary, [each.contiguous().numpy() for each in made])
+        self._added = {}
         self._state.forward(parcel.number("step"), parcel.number("version"), micro)
         made = self._built.trained(self._frozen(ids, pixels), meet)
         self._under_way[micro] = [each for each in made if each.requires_grad]
@@ -156,7 +160,18 @@ class TrainedPrefix:
 
     def collect(self, step: int) -> dict[str, np.ndarray]:
         """The gradients that were added up, of the weights that got any; with that the step is over here."""
+        was_added = step == self._state.added
         self._state.collect(step)
+        found, self._added = self._added, {}
+        return found if was_added else self._gradients()
+
+    def add(self, step: int) -> dict[str, np.ndarray]:
+        """The same, to be added to other nodes'. They are kept as they are until something else is asked for."""
+        self._state.add(step)
+        self._added = self._gradients()
+        return bundle(self._added, self._graph.learning(self._end))
+
+    def _gradients(self) -> dict[str, np.ndarray]:
         found = {}
         for name in self._used:
             weight = self._weights[name]
@@ -168,6 +183,7 @@ class TrainedPrefix:
     def drop(self) -> None:
         """The step has not happened."""
         self._state.drop()
+        self._added = {}
         self._staged.clear()
         self._under_way.clear()
         for weight in self._weights.values():
