@@ -300,7 +300,8 @@ def _session_seeds() -> Sequence[bytes]:
             {**sums, "about": {"step": 1, "round": 1}},
             {"kind": "gather", "about": {"circle": "0" * 32, "number": 1, "rank": 0, "nodes": 2}},
             {"kind": "add", "about": {"step": 1, "number": 1, "passes": True}},
-            {"kind": "collect", "about": {"step": 1}}, {"kind": "check", "about": {}}, _fetching(2), {"kind": "drop", "about": {}},
+            {"kind": "collect", "about": {"step": 1}}, {"kind": "check", "about": {}}, _fetching(2),
+            {"kind": "drop", "about": {}},
         ]  # fmt: skip
         learns = ("backward", "add", "collect", "norm")
         seeds.append([each for each in steps if not passes or each["kind"] not in learns])

@@ -2,6 +2,7 @@
 step, of all its nodes, whoever loses whom in the middle of what."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 
@@ -278,7 +279,7 @@ def test_where_it_fails_again_and_again_it_is_tried_less_and_less_often_until_a_
         waits.append(now)
         assert circle.apart(1, wanted.number, now)
         assert not circle.apart(0, wanted.number, now), "that is no news"
-    gaps = [after - before for before, after in zip(waits, waits[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(waits)]
     assert gaps == sorted(gaps)
     assert gaps[0] == AGAIN_S
     assert gaps[-1] == MOST_AGAIN_S

@@ -289,9 +289,12 @@ def test_a_session_above_max_chunks_waits_for_its_turn_and_says_so(guarded, star
 def test_nobody_has_a_share_of_the_threads_as_another_tenants_job(guarded, start, pictures, monkeypatch):
     """Trainers call their jobs as they like: by the number of their process, say."""
     jobs, rows = [], guarded._extractor.rows
-    monkeypatch.setattr(guarded._extractor, "rows",
-                        lambda store, chunk, *given, **more: jobs.append(chunk.job) or rows(store, chunk, *given, **more)
-                        )  # fmt: skip
+
+    def noted(store, chunk, *given, **more):
+        jobs.append(chunk.job)
+        return rows(store, chunk, *given, **more)
+
+    monkeypatch.setattr(guarded._extractor, "rows", noted)
     peer, hear = start(guarded, TOKEN, job="b/partition-7")
     assert hear().kind == "ready"
     peer.send(*rows_of(pictures))

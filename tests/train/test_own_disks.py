@@ -161,5 +161,5 @@ def test_nodes_of_a_fleet_have_no_files_of_their_own(start_disks, monkeypatch, o
             pass
 
     monkeypatch.setattr("headwater.train.job.directory_of", lambda nodes: Fleet())
-    with pytest.raises(ConfigError, match="have files of their own in file:.* give them a store or a folder that all"):
+    with pytest.raises(ConfigError, match=r"have files of their own in file:.* give them a store or a folder that all"):
         job(place, "ray://photos")

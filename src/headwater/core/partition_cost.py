@@ -106,9 +106,7 @@ def step_s(costs: StepCosts, plan: PartitionPlan) -> float:
     return max(body + sync, node)
 
 
-def plans(
-    costs: StepCosts, codecs: Sequence[str], micro: int | None = None, sums: str = HERE
-) -> list[PartitionPlan]:
+def plans(costs: StepCosts, codecs: Sequence[str], micro: int | None = None, sums: str = HERE) -> list[PartitionPlan]:
     """Everything that could be done, "move nothing" first. `sums` counts where nodes train."""
     first = costs.cuts[0]
     found = [PartitionPlan(TRAINER, first.index, first.name)] if costs.here_read_s is not None else []
