@@ -72,8 +72,8 @@ class Pixels:
         max_rows: int | None = None,
         place: str = "",
     ) -> None:
-        """`chunk` is a pattern for those to come; their samples are at this place. With `max_rows`, a part begins when there is
-        room for its rows beside those that are there or coming; one alone always does."""
+        """`chunk` is a pattern for those to come; their samples are at this place. With `max_rows`, a part begins when
+        there is room for its rows beside those that are there or coming; one alone always does."""
         self._make = partial(pixels_of, extractor, store)
         self._chunk = chunk
         self._abandoned = abandoned
