@@ -26,7 +26,10 @@ class Trainer(planned.Trainer):
         assert self._job is not None
         assert self._job.measured is not None
         measured = self._job.measured
-        whole = replace(measured.profile, cuts=measured.offered)
+        node = measured.profile.node
+        # The store runs on the node's core: what it takes of it for a node's read, it takes for a trainer's.
+        node = replace(node, serve_s=max(0.0, node.read_s - (node.lone_read_s or node.read_s)))
+        whole = replace(measured.profile, node=node, cuts=measured.offered)
         whole = replace(whole, trainer=replace(whole.trainer, step_s=whole.trainer.step_s + self.beyond_s(codec)))
         return {"profile": whole.to_json(), "rig": measured.rig.to_json(), "num_samples": len(self._job.samples)}
 

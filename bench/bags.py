@@ -71,7 +71,7 @@ class MappedTable:
         records = np.asarray(self._records[sorting.unique])
         new = np.flatnonzero(records[:, DIM] == 0)
         records[new, :DIM] = initial(self._spec, sorting.unique[new])
-        return pool(records[:, :DIM][sorting.inverse], bags), (bags, sorting, records)
+        return pool(records[:, :DIM], bags, sorting.inverse), (bags, sorting, records)
 
     def train(self, seen: Any, grads: np.ndarray) -> None:
         bags, sorting, records = seen

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from bench.badstore import GOOD
-from bench.scene import CACHED, NODES, Scene
+from bench.scene import CACHED, NODES, TRAINING, Scene
 
 LINK_S = 5.0
 STORE_S = 2.0
@@ -33,7 +33,9 @@ class Fault:
     job: str = "pictures"
     stops: bool = False  # is it right that the job stops, with a reason, and goes on when it is told to?
     kills_trainer: bool = False
-    is_counted: bool = False  # answers spoiled, rows found damaged, a disk found full: without any it did not strike
+    # Answers spoiled, rows found damaged, a disk found full, steps done again, calls repeated: without any it did not
+    # strike.
+    is_counted: bool = False
 
     def struck(self, num_hits: int, has_stopped: bool, was_killed: bool) -> bool:
         """Whether the epoch met anything of it."""
@@ -43,6 +45,15 @@ class Fault:
 
 def restart_one(scene: Scene) -> None:
     scene.restart(scene.random.choice(NODES))
+
+
+def restart_one_of_two(scene: Scene) -> None:
+    scene.restart(scene.random.choice(TRAINING))
+
+
+def ready(job: str, scene: Scene) -> None:
+    """All nodes take part, or the table is as it was made."""
+    scene.ask("ready", job)
 
 
 def restart_all(scene: Scene) -> None:
@@ -111,4 +122,12 @@ FAULTS = (
     Fault("bit flips in the cache, then a restart", flip_and_restart, Scene.count_damaged, job="cached",
           is_counted=True),
     Fault("cache disk full", Scene.fill_disk, make_room, Scene.empty_cache, job="cold", is_counted=True),
+    Fault("node killed in a step of partitioned training", restart_one_of_two, prepare=partial(ready, "partitioned"),
+          job="partitioned", is_counted=True),
+    Fault("trainer killed in partitioned training, resumes", nothing, prepare=partial(ready, "partitioned"),
+          job="partitioned", kills_trainer=True),
+    Fault("node killed in a step of an embedding table", restart_one_of_two, prepare=partial(ready, "embedded"),
+          job="embedded", is_counted=True),
+    Fault("trainer of an embedding table killed, resumes", nothing, prepare=partial(ready, "embedded"),
+          job="embedded", kills_trainer=True),
 )  # fmt: skip

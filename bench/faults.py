@@ -28,6 +28,7 @@ from bench.faulty import ENGINE
 from bench.result import Result
 from bench.rig import RigError, RigUp
 from bench.scene import RIG, Scene
+from bench.trained import COURSES
 
 SEED = 20
 EARLIEST, LATEST = 0.05, 0.8  # of an undisturbed epoch: when a fault strikes
@@ -62,7 +63,8 @@ class Bench:
 
     def __init__(self, scene: Scene, num_epochs: int, console: Console) -> None:
         self._scene, self._num_epochs, self._console = scene, num_epochs, console
-        self._right: dict[int, dict[str, Any]] = {}  # epoch → ids and losses of the undisturbed run
+        # (kind of training, epoch) → ids and losses of the undisturbed run
+        self._right: dict[tuple[str, int], dict[str, Any]] = {}
         self.undisturbed_s: defaultdict[str, list[float]] = defaultdict(list)
         self.noise = 0.0  # largest difference between two undisturbed runs
 
@@ -71,9 +73,9 @@ class Bench:
         for epoch in (0, *range(self._num_epochs)):
             fault.prepare(self._scene)
             found = self._scene.ask("epoch", fault.job, epoch=epoch)
-            if found["stopped"] or sorted(found["ids"]) != list(range(self._scene.num_samples)):
+            if found["stopped"] or sorted(found["ids"]) != list(range(self._scene.num_ids(fault.job))):
                 raise RigError(f"the first epoch of {fault.job} is not whole: {found['stopped'] or 'rows are missing'}")
-            self._right.setdefault(epoch, found)
+            self._right.setdefault(_key(fault, epoch), found)
 
     def undisturbed(self, fault: Fault) -> None:
         """An epoch of the fault's job that nothing happens to."""
@@ -82,7 +84,7 @@ class Bench:
         found = self._scene.ask("epoch", fault.job, epoch=0)
         seconds = time.monotonic() - begin
         self.undisturbed_s[fault.job].append(seconds)
-        run = self._held("none", 0, 0.0, seconds, found, [])
+        run = held("none", self._right[_key(fault, 0)], 0.0, seconds, found, [])
         if not run.is_right or found["stopped"]:
             raise RigError(f"an undisturbed epoch of {fault.job} is not like the first one: {run} {found['stopped']}")
         self.noise = max(self.noise, run.loss_diff)
@@ -130,7 +132,8 @@ class Bench:
                 break
             found = scene.ask("go_on", fault.job)
             over.append(time.monotonic())
-        run = self._held(fault.name, epoch, moment_s, over[-1] - begin, found, stops, scene.num_hits - hits)
+        run = held(fault.name, self._right[_key(fault, epoch)], moment_s, over[-1] - begin, found, stops,
+                   scene.num_hits - hits + found.get("hits", 0))  # fmt: skip
         if run.is_right and not fault.struck(run.num_hits, bool(stops), was_killed):
             return None
         self._console.print(f"{fault.name}: at {moment_s:.2f} s, took {run.seconds:.1f} s, lost {run.num_lost}, "
@@ -138,24 +141,29 @@ class Bench:
                             + (f"; stopped: {stops[0][:150]}" if stops else ""), style="dim")  # fmt: skip
         return run
 
-    def _held(
-        self,
-        name: str,
-        epoch: int,
-        moment_s: float,
-        seconds: float,
-        found: dict[str, Any],
-        stops: list[str],
-        num_hits: int = 0,
-    ) -> Run:
-        right = self._right[epoch]
-        expected, came = Counter(right["ids"]), Counter(found["ids"])
-        pairs = zip(found["losses"], right["losses"], strict=False)
-        diff = max((abs(loss - wanted) / abs(wanted) for loss, wanted in pairs), default=0.0)
-        if len(found["losses"]) != len(right["losses"]):
-            diff = float("inf")
-        return Run(name, moment_s, seconds, (expected - came).total(), (came - expected).total(),
-                   found["ids"] == right["ids"], diff, tuple(stops), num_hits)  # fmt: skip
+
+def held(
+    name: str,
+    right: dict[str, Any],
+    moment_s: float,
+    seconds: float,
+    found: dict[str, Any],
+    stops: list[str],
+    num_hits: int = 0,
+) -> Run:
+    """An epoch against the undisturbed one."""
+    expected, came = Counter(right["ids"]), Counter(found["ids"])
+    pairs = zip(found["losses"], right["losses"], strict=False)
+    diff = max((abs(loss - wanted) / abs(wanted) for loss, wanted in pairs), default=0.0)
+    if len(found["losses"]) != len(right["losses"]):
+        diff = float("inf")
+    return Run(name, moment_s, seconds, (expected - came).total(), (came - expected).total(),
+               found["ids"] == right["ids"], diff, tuple(stops), num_hits)  # fmt: skip
+
+
+def _key(fault: Fault, epoch: int) -> tuple[str, int]:
+    """What an epoch is to be like: wherever the rows come from, it is the same training."""
+    return fault.job if fault.job in COURSES else "", epoch
 
 
 def run(*, quick: bool, console: Console) -> Result:

@@ -1,5 +1,6 @@
 """The trainer of `bench faults`, run in a host of the rig. Owns what an epoch is there: which samples came, in which
-order, and the loss of each step; and how it goes on after it was stopped or killed."""
+order, and the loss of each step; and how it goes on after it was stopped or killed. Jobs that train on nodes are those
+of `bench.trained`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import headwater as hw
-from bench import pictures
+from bench import pictures, trained
 from headwater.core.cut import smallest_cut
 from headwater.core.plan import Plan, near_plan
 from headwater.data.transforms import CenterCrop, Resize, Transforms
@@ -37,23 +38,32 @@ class Trainer:
 
     def __init__(self, num_classes: int) -> None:
         torch.set_num_threads(1)
-        self._model = pictures.lite0(num_classes)
-        head = self._model._fc
-        assert isinstance(head, torch.nn.Linear)
-        self._head = head
-        self._start = {name: value.clone() for name, value in self._head.state_dict().items()}
+        self._num_classes = num_classes
         self._jobs: dict[str, hw.Job] = {}
+        self._courses: dict[str, trained.Partitioned | trained.Embedded] = {}  # jobs that train on nodes
         self._plan: Plan | None = None
         self._ids: list[int] = []
         self._losses: list[float] = []
-        self._forget()
 
     def __call__(self, do: str, **arguments: Any) -> Any:
-        return getattr(self, do)(**arguments)
+        course = self._courses.get(arguments.get("name", ""))
+        if course is None:
+            return getattr(self, do)(**arguments)
+        del arguments["name"]
+        return getattr(course, do)(**arguments)
 
     def open(self, name: str, url: str, nodes: list[str]) -> int:
         """Begin a job, which stays open beside others; how many samples it has."""
+        if name in trained.COURSES:
+            self._courses[name] = trained.COURSES[name](url, nodes, self._num_classes)
+            return 0
         if self._plan is None:
+            self._model = pictures.lite0(self._num_classes)
+            head = self._model._fc
+            assert isinstance(head, torch.nn.Linear)
+            self._head = head
+            self._start = {name: value.clone() for name, value in self._head.state_dict().items()}
+            self._forget()
             cut = smallest_cut(cuts(capture(self._model, (torch.zeros(2, 3, PIXELS, PIXELS),))))
             self._plan = near_plan(cut, chunk_rows=CHUNK_ROWS, node_batch=CHUNK_ROWS, prefetch=2, engine=ENGINE)
         self._jobs[name] = hw.near(self._model, url, transforms=TRANSFORMS, nodes=nodes, batch_size=BATCH, seed=0,
@@ -94,6 +104,8 @@ class Trainer:
     def close(self) -> None:
         while self._jobs:
             self._jobs.popitem()[1].close()
+        while self._courses:
+            self._courses.popitem()[1].close()
 
     def _forget(self) -> None:
         self._head.load_state_dict(self._start)

@@ -1,4 +1,5 @@
 """The stage of `bench faults`: three nodes that share a store, one more with its cache on a small disk, and a trainer.
+Two of the three keep tables, too.
 
 Owns `Scene`: what can be broken, and how it is made whole again. Nodes speak TLS and ask for a token; the store is
 behind a proxy that can fail (`bench.badstore`). A node comes back on its port and with its state folder.
@@ -24,6 +25,7 @@ from bench.rig import Host, Node, Rig, RigUp
 from bench.rig.python import python
 from bench.rig.remote import Remote
 from bench.rig.upload import upload
+from bench.trained import STEPS
 from headwater.core.access import entry_text, token_digest
 from headwater.core.redact import TOKEN_START
 
@@ -33,8 +35,9 @@ BUCKET = "photos"
 NUM_CLASSES = 10
 DISK_BYTES, CACHE_BYTES = 16 << 20, 8 << 20
 # job → where its data is, and its nodes
+TRAINING = ("a", "b")  # those of jobs that train on nodes
 JOBS = {"pictures": ("plain", NODES), "packed": ("packed", NODES), "cached": ("plain", (CACHED,)),
-        "cold": ("plain", (CACHED,))}  # fmt: skip
+        "cold": ("plain", (CACHED,)), "partitioned": ("plain", TRAINING), "embedded": ("", TRAINING)}  # fmt: skip
 _PROXY_PORT = 9000
 END_WITHIN_S = 60.0
 _NO_ROOM = "no rows are kept on disk from now on"
@@ -81,6 +84,10 @@ class Scene:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(self.start, (*NODES, CACHED)))
 
+    def num_ids(self, job: str) -> int:
+        """Of an epoch: samples, or steps on all nodes."""
+        return STEPS * len(TRAINING) if job == "embedded" else self.num_samples
+
     # Nodes
 
     def start(self, name: str) -> None:
@@ -90,6 +97,8 @@ class Scene:
         if name == CACHED:
             options += ["--cache-size", str(CACHE_BYTES), "--cache-dir", str(self.rows)]
             self._num_damaged = 0
+        if name in TRAINING:
+            options += ["--tables", f"{self._scratch}/tables-{name}", "--table-size", "1GB", "--table-memory", "64MB"]
         self.nodes[name] = self.up.start_node(name, [f"s3://{BUCKET}"], options=options, env=self._env)
 
     def kill(self, name: str) -> None:
@@ -111,6 +120,7 @@ class Scene:
         for node in self.nodes.values():
             node.process.wait(END_WITHIN_S)
         left = [f"process {pid} on host {name}" for name in self.nodes for pid in self.up.processes(name)]
+        left += [f"table {path}" for path in self._scratch.glob("tables-*/**/*") if path.is_file()]
         return left + traces.locks_held(self._scratch) + traces.locks_held(self.up.folder)
 
     # The store

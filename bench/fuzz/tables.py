@@ -127,7 +127,8 @@ def _table_seeds() -> Sequence[bytes]:
     stage = [{**about, "what": "stage", "number": 7}, bags]
     records = {"places": np.array([0, 4, 8]), "records": np.ones((3, 5), np.float32)}
     trains = [
-        stage, _grads(1), _grads(2), [{**about, "what": "fetch", "number": 7, "version": 2, "since": 1}, []],
+        stage, [{**about, "what": "measure"}, bags],
+        _grads(1), _grads(2), [{**about, "what": "fetch", "number": 7, "version": 2, "since": 1}, []],
         [{**about, "what": "put", "version": 3, "settled": 2}, _plain(records)],
         [{**_grads(4)[0]}, [*_grads(4)[1], *bags]],
         [{**about, "what": "trained", "start": 0, "most": 5}, []], [{**about, "what": "back", "version": 4}, []],

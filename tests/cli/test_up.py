@@ -3,9 +3,9 @@
 import pytest
 from typer.testing import CliRunner
 
-from headwater.cli import typer_app
+from headwater.cli import needs, typer_app
 from headwater.data import cluster
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, UnreachableError
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,17 @@ def test_without_ray_it_says_how_to_get_it(monkeypatch):
     done = CliRunner().invoke(typer_app, ["up", "s3://photos", "--ray", "auto"])
     assert isinstance(done.exception, ConfigError)
     assert "pip install '.[ray]'" in str(done.exception)
+
+
+@pytest.mark.parametrize("verb", [["nodes"], ["top", "--once"]])
+def test_a_fleet_none_of_whose_nodes_answers_now_is_a_plain_error(verb, monkeypatch):
+    """Its keeper is being started anew, say."""
+
+    class Fleet:
+        def __init__(self, name):
+            self.addresses, self.close = list, lambda: None
+
+    monkeypatch.setattr(needs, "RayFleet", Fleet)
+    done = CliRunner().invoke(typer_app, [*verb, "ray://photos"])
+    assert isinstance(done.exception, UnreachableError)
+    assert "ray://photos has no node that answers at this moment" in str(done.exception)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.bags import Bags, Sorting, as_bags, gradients, pool, stepped
+from headwater.core.bags import Bags, Sorting, as_bags, gradients, pool, step
 from headwater.core.table import TableSpec
 
 
@@ -84,10 +84,23 @@ def test_empty_bags_and_the_skipped_id_are_left_out(given_, skip):
 
 
 def test_a_step_is_that_of_the_books():
-    vectors, grads = np.ones((2, 4)), np.array([[1.0, 2, 3, 4], [0, 0, 0, 2]])
-    after, state = stepped(TableSpec(2, 4, "float64"), 0.1, vectors, None, grads)
-    np.testing.assert_allclose(after, vectors - 0.1 * grads)
-    assert state is None
-    after, state = stepped(TableSpec(2, 4, "float64", "rowwise_adagrad", 0.0), 0.1, vectors, np.array([0.0, 3]), grads)
+    grads = np.array([[1.0, 2, 3, 4], [0, 0, 0, 2]])
+    vectors, state = np.ones((2, 4)), np.array([0.0, 3])
+    step(TableSpec(2, 4, "float64"), 0.1, vectors, None, grads.copy())
+    np.testing.assert_allclose(vectors, 1 - 0.1 * grads)
+    vectors = np.ones((2, 4))
+    step(TableSpec(2, 4, "float64", "rowwise_adagrad", 0.0), 0.1, vectors, state, grads.copy())
     np.testing.assert_allclose(state, [7.5, 4])
-    np.testing.assert_allclose(after, vectors - 0.1 * grads / np.sqrt(state)[:, None])
+    np.testing.assert_allclose(vectors, 1 - 0.1 * grads / np.sqrt(state)[:, None])
+
+
+@given(bags_of())
+def test_vectors_that_lie_elsewhere_are_added_as_if_there_was_one_for_each_id(bags):
+    """Whether rows lie side by side or among others."""
+    table = TABLE.astype(np.float32)
+    wide = np.concatenate([table, table], axis=1)[:, :5]
+    weights = None if bags.weights is None else bags.weights.astype(np.float32)
+    bags = Bags(bags.ids, bags.lengths, weights)
+    expected = pool(table[bags.ids], bags)
+    np.testing.assert_array_equal(pool(table, bags, bags.ids), expected)
+    np.testing.assert_array_equal(pool(wide, bags, bags.ids), expected)

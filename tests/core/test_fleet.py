@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headwater.core.fleet import Add, Drain, Load, Scaler, Scaling
+from headwater.core.fleet import Add, Drain, Load, Scaler, Scaling, Starts
 from headwater.errors import ConfigError
 
 HURRY, CALM = Load(queue=3, busy=1.0), Load(queue=0, busy=0.0)
@@ -115,6 +115,21 @@ def test_where_the_work_stays_the_same_a_fleet_comes_to_rest_with_enough_nodes(w
 def test_a_fleet_of_one_is_four_two_decisions_later():
     sizes = simulated(10, Scaling(1, 4, up_after_s=5), 40)
     assert list(dict.fromkeys(sizes)) == [1, 2, 4]
+
+
+def test_what_can_not_be_started_is_tried_more_and_more_seldom_until_one_answers():
+    starts, now, tried = Starts(), 0.0, []
+    assert starts.may(now)
+    while now < 300:
+        if starts.may(now):
+            tried.append(now)
+            starts.failed(now)
+        now += 1
+    assert tried == [0, 2, 6, 14, 30, 62, 122, 182, 242]
+    starts.came()
+    assert not starts.may(now), "the pause that has begun is kept"
+    starts.failed(now)
+    assert [starts.may(now + later) for later in (1, 2)] == [False, True]
 
 
 class AnyHistory(RuleBasedStateMachine):

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from headwater.core.plan import here_plan
 from headwater.errors import ConfigError, UnreachableError
+from headwater.node import service
 from headwater.train import following
 from headwater.train.client import NodeClient
 from headwater.train.directory import Named, directory_of
@@ -180,10 +182,10 @@ def test_patience_does_not_end_while_the_next_node_is_being_made_ready(start, pi
     first = start_node(pictures)
     fleet.nodes = [first.address]
     job = start("ray://any", patience_s=0.5)
-    may_go_on, asked, coming_now = threading.Event(), [], job._source._come
+    may_go_on, asked, come = threading.Event(), [], job._source._come
 
     def counted():
-        if coming := coming_now():
+        if coming := come():
             asked.append(coming)
         if len(asked) == 100:  # so many hundredths of a second: twice as long as its patience
             may_go_on.set()
@@ -210,9 +212,9 @@ def test_a_node_with_other_files_does_not_join_and_that_is_said_once(
     tried = []
     listed = NodeClient.list_samples
 
-    def other(client, *args):
+    def other(client, *args, **options):
         tried.append(client.name)
-        found = listed(client, *args)
+        found = listed(client, *args, **options)
         return replace(found, labels=(found.labels + 1) % 3)
 
     monkeypatch.setattr(NodeClient, "list_samples", other)
@@ -221,6 +223,85 @@ def test_a_node_with_other_files_does_not_join_and_that_is_said_once(
     assert names(job) == [first.address]
     told = [each for each in caplog.records if "other files" in each.getMessage() and each.levelno == logging.WARNING]
     assert len(told) == 1
+    looks, addresses = [], fleet.addresses
+    fleet.addresses = lambda: looks.append(len(tried)) or addresses()
+    eventually(lambda: len(looks) > 40)
+    assert looks[40] - looks[0] <= 4, "all samples are listed for it, each time more seldom"
+
+
+def test_a_node_that_comes_while_another_plan_takes_over_has_what_that_one_needs(
+    start, pictures, start_node, fleet, eventually, monkeypatch, tmp_path
+):
+    first = start_node(pictures)
+    fleet.nodes = [first.address]
+    job = start("ray://any")
+    earlier = [cut for cut in job.cuts if cut.legal and 0 < cut.index < job.plan.cut][-1]
+    other = replace(job.plan, cut=earlier.index, cut_name=earlier.name)
+    ask_once = job._source._ask_once
+
+    def adopt(worker, carried):
+        ask_once(worker, carried)
+        if job.plan != other:
+            job.adopt(other)
+
+    monkeypatch.setattr(job._source, "_ask_once", adopt)
+    fleet.nodes.append(start_node(pictures, options=("--state", str(tmp_path / "new"))).address)
+    eventually(lambda: names(job) == fleet.nodes)
+    assert job.plan == other
+    before = job._source.clients[1].received_bytes
+    samples, _ = epoch(job)
+    assert sorted(samples) == list(range(50))
+    assert job._source.clients[1].received_bytes > before, "it makes rows, too"
+
+
+def test_a_node_joins_a_job_that_has_its_prefix_here(near, pictures, start_node, fleet, eventually, tmp_path):
+    first, second = (start_node(pictures, options=("--state", str(tmp_path / each))) for each in "ab")
+    fleet.nodes = [first.address]
+    known = near(pictures, [first.address])
+    plan = here_plan(known.cuts[known.plan.cut], chunk_rows=4, node_batch=4)
+    job = near(pictures, "ray://any", plan=plan)
+    fleet.nodes.append(second.address)
+    eventually(lambda: names(job) == fleet.nodes)
+
+
+def test_whoever_left_is_hung_up_on_once_no_reply_is_under_way(
+    start, pictures, start_node, fleet, eventually, monkeypatch
+):
+    first, second = start_node(pictures), start_node(pictures)
+    fleet.nodes = [first.address, second.address]
+    job = start("ray://any")
+    gone = job._source.clients[1]
+    is_busy, hung_up = [True], []
+    monkeypatch.setattr(NodeClient, "is_busy", property(lambda client: is_busy[0]))
+    monkeypatch.setattr(gone, "close", lambda: hung_up.append(1))
+    looks, addresses = [], fleet.addresses
+    fleet.addresses = lambda: looks.append(1) or addresses()
+    fleet.nodes.remove(second.address)
+    eventually(lambda: names(job) == [first.address])
+    looks.clear()
+    eventually(lambda: len(looks) > 2)
+    assert not hung_up
+    is_busy[0] = False
+    eventually(lambda: hung_up)
+
+
+def test_what_a_node_that_comes_is_asked_ends_with_the_job(
+    start, pictures, start_node, fleet, eventually, monkeypatch, tmp_path
+):
+    """A listing, on a disk that hangs: the node gives signs of life for ever."""
+    fleet.nodes = [start_node(pictures).address]
+    job = start("ray://any")
+    begun, free = threading.Event(), threading.Event()
+    monkeypatch.setattr(service, "list_samples", lambda *args, **options: begun.set() or free.wait(60))
+    hanging = service.Node("grpc://127.0.0.1:0", (str(pictures),), state=tmp_path / "state", num_threads=1)
+    try:
+        fleet.nodes.append(f"grpc://127.0.0.1:{hanging.port}")
+        assert begun.wait(20)
+        job.close()
+        eventually(lambda: not [each for each in threading.enumerate() if each.name.startswith("join-grpc")])
+    finally:
+        free.set()
+        hanging.stop(5)
 
 
 def test_a_fleet_without_a_node_that_answers_is_an_error_once_patience_is_over(near, pictures, fleet, start_node):
@@ -253,13 +334,14 @@ def test_addresses_fleets_and_what_is_neither():
 class Slow:
     """A worker that makes chunks when it is told."""
 
-    is_waiting, rows_came_s = False, 0.0
-
     def __init__(self, name):
         self.name, self.asked, self.may_go_on = name, [], threading.Event()
 
     def prepare(self):
         """There."""
+
+    def heard(self, chunk):
+        return None
 
     def rows(self, chunk, stopped):
         self.asked.append(chunk)

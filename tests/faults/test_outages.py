@@ -310,3 +310,49 @@ def test_a_node_that_is_back_need_not_wait_for_one_that_is_not(monkeypatch):
     found = feed.Feed(workers, 3, lambda index, name: index, per_worker=1, patience_s=60.0)
     assert len(list(found)) == 3
     assert back.is_set()
+
+
+def test_a_lone_node_that_was_gone_for_a_moment_may_be_gone_again_later_in_the_epoch(monkeypatch):
+    class Twice(Watched):
+        """Away when the first rows are wanted, and an hour later once more, each time until it has been asked twice."""
+
+        num_asked = 0
+
+        def prepare(self):
+            self.num_asked += 1
+            if self.num_asked % 2:
+                raise UnreachableError("still away")
+
+        def work_on(self, chunk, heard, stopped):
+            if chunk in self.gone_at:
+                self.gone_at.remove(chunk)
+                self.now += 3600
+                raise UnreachableError("gone")
+
+    monkeypatch.setattr(feed, "RETRY_EVERY_S", 0.01)
+    worker = Twice(monkeypatch)
+    worker.gone_at = [0, 2]
+    assert run(worker) == [0, 1, 2]
+    assert worker.num_asked == 4
+
+
+def test_patience_ends_although_a_node_is_made_ready_again_and_again_in_vain(monkeypatch):
+    class Vain(Watched):
+        """It takes a while to send it what it lacks, and then its disk is full."""
+
+        num_asked = 0
+
+        def prepare(self):
+            self.num_asked += 1
+            if self.num_asked < 100:
+                self.now += 20
+                threading.Event().wait(0.02)  # so that it is seen to come
+                raise UnreachableError("its disk is full")
+
+        def work_on(self, chunk, heard, stopped):
+            if self.num_asked < 100:
+                raise UnreachableError("gone")
+
+    monkeypatch.setattr(feed, "RETRY_EVERY_S", 0.001)
+    with pytest.raises(UnreachableError, match=r"no node has answered for 60 s\. its disk is full"):
+        run(Vain(monkeypatch))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,11 +14,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import headwater as hw
+from headwater.core.fleet import Scaling
 from headwater.core.plan import near_plan
 from headwater.data.transforms import Normalize, Resize, ToFloat, Transforms
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, UnreachableError
 from headwater.fleet.keeper import member_names
-from headwater.fleet.up import down
+from headwater.fleet.member import NodeOptions
+from headwater.fleet.up import down, up
 from headwater.model.capture import capture
 from headwater.model.cuts import cuts
 
@@ -197,6 +200,18 @@ def test_what_keeps_nodes_from_starting_is_said_and_nothing_stays(cluster, fleet
     with pytest.raises(ConfigError, match=r"no node of photos could be started: .*gone"):
         fleet(tmp_path / "gone")
     assert cluster.names() == []
+
+
+@pytest.mark.slow
+def test_why_a_node_can_not_be_started_is_said_although_another_one_answers(cluster, pictures, tmp_path):
+    """Both on one machine, and on one port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = NodeOptions((Path(pictures).as_uri(),), port=port, threads=1, state=str(tmp_path / "state"),
+                          cache_bytes=0, drain_s=1.0)  # fmt: skip
+    with pytest.raises(UnreachableError, match=r"1 of 2 nodes of photos are up(?s:.*)can't listen on grpc://127"):
+        up(cluster, "photos", options, Scaling(2, 2), within_s=15.0)
 
 
 def test_a_connection_leaves_what_a_signal_does_to_a_script_as_it_was(cluster):

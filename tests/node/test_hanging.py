@@ -1,5 +1,6 @@
 """A disk that hangs takes what is its own; the others go on, and the node says which one it is."""
 
+import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +12,18 @@ from headwater.core.places import Places
 from headwater.data import extract
 from headwater.data.extract import Extractor
 from headwater.data.layouts import list_samples
+from headwater.data.parcel import TRAINING
+from headwater.data.samples import SampleRef
 from headwater.data.store import open_store
+from headwater.data.transforms import Resize, Transforms
 from headwater.data.wire import Listing
 from headwater.node import hanging, service
 from headwater.node.hanging import Hanging
 from headwater.node.service import Node
 from headwater.train.client import NodeClient
+from headwater.train.peer import Peer
+
+PIXELS = Transforms([Resize((8, 8))])
 
 
 def eventually(holds):
@@ -87,6 +94,33 @@ def test_a_root_that_hangs_leaves_the_others_their_readers_and_listings(
         assert all(len(each.result(60)) == 1 for each in lists)
     for what in ("reads", "listings"):
         assert caplog.text.count(f"{what} of {dead.as_uri()} have had no answer for more than 0 s") == 1
+
+
+def test_sessions_on_a_root_that_hangs_leave_those_on_others_their_readers(dead, free, pictures, serve):
+    node, client = serve(pictures, dead)
+    peers = []
+
+    def session(folder, key):
+        """A session that has asked for a row there; what comes of it."""
+        events = queue.SimpleQueue()
+        peers.append(Peer(key, client, events))
+        samples = [SampleRef(0, "a/000.jpg", 0, -1, (folder / "a" / "000.jpg").stat().st_size, "").to_json()]
+        peers[-1].send("open", {"training": TRAINING, "url": folder.as_uri(), "job": f"job {key}", "seed": 0,
+                                "transforms": PIXELS.to_json(), "codec": "raw", "max_rows": 1, "depth": 1,
+                                "measure": 0, "graph": None})  # fmt: skip
+        peers[-1].send("fetch", {"key": key, "epoch": 0, "samples": samples})
+        peers[-1].send("forward", {"step": 1, "micro": 0, "key": key, "version": 0})
+        assert events.get(timeout=60)[1].kind == "ready"
+        return lambda: events.get(timeout=60)[1].kind
+
+    hung = [session(dead, key) for key in range(3)]
+    eventually(lambda: node.hello()["hanging"] == {"reads": 2, "readers": 4, "listings": 0})
+    assert session(pictures, 3)() == "rows"
+    assert node.why_not_ready() == ""
+    free.set()
+    assert [rows() for rows in hung] == ["rows"] * 3
+    for each in peers:
+        each.close()
 
 
 def test_a_node_with_no_reader_left_says_so(dead, free, serve, chunk_of, never):

@@ -85,6 +85,12 @@ class Host:
     def check_root(self, url):
         pass
 
+    def job(self, name):
+        return name
+
+    def where(self, url):
+        return ""
+
     def check_allowed(self):
         pass
 
@@ -278,6 +284,23 @@ def test_a_session_above_max_chunks_waits_for_its_turn_and_says_so(guarded, star
     assert (said.kind, said.about["for"]) == ("waiting", "quota")
     first.close()
     assert hear().kind == "ready"
+
+
+def test_nobody_has_a_share_of_the_threads_as_another_tenants_job(guarded, start, pictures, monkeypatch):
+    """Trainers call their jobs as they like: by the number of their process, say."""
+    jobs, rows = [], guarded._extractor.rows
+
+    def noted(store, chunk, *given, **more):
+        jobs.append(chunk.job)
+        return rows(store, chunk, *given, **more)
+
+    monkeypatch.setattr(guarded._extractor, "rows", noted)
+    peer, hear = start(guarded, TOKEN, job="b/partition-7")
+    assert hear().kind == "ready"
+    peer.send(*rows_of(pictures))
+    peer.send("forward", forward(1).about)
+    assert hear().kind == "rows"
+    assert jobs == ["a/b/partition-7"]
 
 
 def once(holds):

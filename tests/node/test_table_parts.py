@@ -540,3 +540,57 @@ def test_a_log_that_can_not_be_turned_goes_on_as_it_was(tmp_path, versions, monk
     again = Part(tmp_path / "part", CACHE)
     np.testing.assert_array_equal(everything(again), versions[2])
     again.close()
+
+
+def test_a_checkpoint_of_scattered_vectors_changes_no_neighbour_and_touches_no_other_page(tmp_path):
+    """Pages that lie side by side are written together, with the vectors between those that were trained."""
+    spec, generator, expected = TableSpec(200_000, 4, "float64"), np.random.default_rng(0), {}
+    (tmp_path / "part").mkdir()
+    part = Part(tmp_path / "part", 1 << 24, (spec, 0))
+    part.open("a")
+    for version in range(1, 5):
+        near, far = generator.integers(0, 2000, 300), generator.integers(0, 200_000, 300)
+        where = np.unique(np.concatenate([near, far, list(expected)[::7]]).astype(np.int64))
+        records = generator.normal(size=(len(where), 5))
+        part.step("a", pack({"what": "put", "version": version, "settled": version - 1},
+                            {"places": where, "records": records}))  # fmt: skip
+        part.settle("a")
+        expected |= dict(zip(where.tolist(), records[:, :4], strict=True))
+    part.close()
+    again = Part(tmp_path / "part", 1 << 24)
+    again.open("a")
+    where = np.arange(200_000)
+    wanted = initial(spec, where)
+    wanted[list(expected)] = list(expected.values())
+    np.testing.assert_array_equal(again.read("a", where)[:, :4], wanted)
+    seat_pages = len({place * 4 // 4096 for place in expected})
+    assert again.about()["disk_bytes"] <= (seat_pages + len(expected) * 40 / 4096 + 2) * 4096
+    again.close()
+
+
+def test_a_checkpoint_stands_back_for_a_call_that_is_under_way_unless_that_waits_for_it(tmp_path, versions):
+    part = made(tmp_path / "part")
+    for version in range(1, 4):
+        part.step("a", step(version))
+    with part._working():
+        part._checkpoint(anyway=True)
+        assert part._writing.is_alive()
+        part._finish()
+    assert part.once.checkpoint == part._on_disk == 3
+    part.close()
+    again = Part(tmp_path / "part", CACHE)
+    np.testing.assert_array_equal(everything(again), versions[3])
+    again.close()
+
+
+def test_what_a_batch_would_take_is_measured_without_changing_anything(tmp_path, versions):
+    part = made(tmp_path / "part")
+    part.step("a", step(1))
+    for ids in (np.arange(0, 300, 7), np.zeros(9, np.int64), np.empty(0, np.int64)):
+        said = part.measure("a", Bags(ids, np.ones(len(ids), np.int64)))
+        assert set(said) == {"id_s", "vector_s", "disk_s", "cold_s", "outside"}
+        assert all(each >= 0 for each in said.values())
+    assert part.once.version == 1
+    assert not (tmp_path / "part" / "probe").exists()
+    np.testing.assert_array_equal(everything(part), versions[1])
+    part.close()

@@ -1,20 +1,15 @@
 """An epoch held against the undisturbed one: what is lost, doubled, out of order or off is seen."""
 
-import io
-
 import pytest
-from bench.faults import Bench
+from bench.faults import held as held_against
 from bench.soak import growth
-from rich.console import Console
 
 RIGHT = {"ids": [3, 1, 2, 0], "losses": [2.0, 1.0], "stopped": ""}
 
 
 @pytest.fixture
 def held():
-    bench = Bench(None, 1, Console(file=io.StringIO()))
-    bench._right[0] = RIGHT
-    return lambda **changes: bench._held("a fault", 0, 0.0, 1.0, {**RIGHT, **changes}, [])
+    return lambda **changes: held_against("a fault", RIGHT, 0.0, 1.0, {**RIGHT, **changes}, [])
 
 
 def test_the_same_epoch_is_right(held):

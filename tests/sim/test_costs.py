@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.core.loads import JobSize, Pricing
+from headwater.core.plan import Plan, here_plan
 from headwater.sim.costs import costs_of
 
 
@@ -40,3 +41,15 @@ def test_every_second_of_the_pricing_is_somewhere(
         receive_s += share * (own_s + taken.receive_s_per_byte * own_bytes)
     assert receive_s == pytest.approx(work.receive_s)
     assert taken.loop_row_s + taken.step_s / 32 == pytest.approx(work.loop_s)
+
+
+@pytest.mark.parametrize(("where", "is_far"), [
+    ("beside nodes", True), ("pixels, beside nodes", True), ("a prefix here", True), ("nothing moves", False),
+])  # fmt: skip
+def test_who_reads_beside_a_trainer_has_a_trainers_readers_and_crowds_out_nobody(sim, where, is_far):
+    """As `train.host` and `train.own` have it: a node beside the trainer always holds itself back."""
+    plan = {"beside nodes": sim.near(5, host_share=0.25), "pixels, beside nodes": sim.near(0, host_share=0.25),
+            "a prefix here": here_plan(sim.CUTS[5]), "nothing moves": Plan()}[where]  # fmt: skip
+    own = costs_of(plan, Pricing(sim.CUTS, sim.PROFILE, sim.rig().priced(), JobSize(2000, 32))).own
+    assert own.num_readers == sim.PROFILE.trainer.num_readers < sim.PROFILE.node.num_readers
+    assert own.is_far == is_far

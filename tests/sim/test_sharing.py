@@ -47,6 +47,17 @@ def test_a_task_gets_no_more_than_one_core():
     assert ends([(0, 3.0)] * 8, capacity=4, each=1)[0] == [6.0] * 8
 
 
+def test_a_task_more_costs_one_event_of_the_clock():
+    """Beside the one that brings it: no timer for each of those that it comes to."""
+    env, done = simpy.Environment(), []
+    shared = Shared(env, 8.0, 1.0)
+    for number in range(100):
+        after(env, 0.125 * number, lambda: shared.use(0.5, lambda: done.append(env.now)))
+    env.run()
+    assert done == [0.5 + 0.125 * number for number in range(100)]
+    assert next(env._eid) <= 2 * 100 + 1
+
+
 def test_half_the_speed_from_half_time_on():
     env, done = simpy.Environment(), []
     shared = Shared(env, 1.0)

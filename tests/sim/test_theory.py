@@ -106,3 +106,37 @@ def test_latency_alone_is_hidden_by_working_ahead(sim):
     far = sim.replace(file, nodes=(sim.replace(file.nodes[0], link=Link(1e9, 1e9, 0.1)),))
     plan = sim.near(5, prefetch=4)
     assert sim.play(plan, far).seconds <= 1.02 * sim.play(plan, file).seconds + 0.5
+
+
+@pytest.mark.parametrize("share", [1 / 8, 1 / 4])
+@pytest.mark.parametrize("rows", [16, 32, 64])
+def test_rows_from_nodes_get_through_while_a_share_is_read_over_the_same_thin_link(sim, share, rows):
+    """The link has room for both, so the node is what there is to wait for: reads must not push its rows aside."""
+    node_s = 1e-4 + 4e-3 + 5e-4 + 20e-3 + 5e-4 / 16 + 1e-3 / rows + 1e-9 * (1280 * 4 + 2560)
+    plan = sim.near(5, host_share=share, codec="fp16", chunk_rows=rows, node_batch=16)
+    link_s = share * 110e3 + (1 - share) * 2568
+    file = sim.rig(link_s / (0.8 * (1 - share) * node_s) / sim.MBIT, num_samples=1024)
+    took_s = sim.play(plan, file).seconds
+    assert took_s == pytest.approx(1024 * (1 - share) * node_s, rel=0.05)
+
+
+def test_a_sample_from_far_is_decoded_while_others_come(sim):
+    """All but the last sixteen, which share the link to its end and so come together."""
+    plan = Plan(chunk_rows=64, node_batch=64, prefetch=1)
+    took_s = sim.play(plan, sim.rig(5, num_samples=64)).seconds
+    link_s, read_s, step_s = 64 * 110e3 / (5 * sim.MBIT), 1e-4 + 2e-9 * 110e3, 2 * 1e-3 + 64 * (5e-4 + 20e-3)
+    assert link_s + step_s <= took_s <= link_s + 16 * (read_s + 4e-3) + step_s + 0.03
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_store_on_the_nodes_machines_takes_of_their_cores_what_a_trainers_reads_take(sim, nodes):
+    """As plans are priced: alone it is what there is to wait for; beside nodes they have the rest."""
+    profile = sim.replace(sim.PROFILE, node=sim.replace(sim.PROFILE.node, serve_s=0.1))
+    file = sim.rig(10_000, num_nodes=nodes)
+    alone = sim.play(Plan(), file, profile)
+    assert alone.samples_per_s == pytest.approx(nodes / 0.1, rel=0.03)
+    assert alone.cpu_s["node"] == pytest.approx(2000 * 0.1)
+    plan = sim.near(5, host_share=0.25, chunk_rows=32)
+    shared, apart = sim.play(plan, file, profile), sim.play(plan, file)
+    assert shared.cpu_s["node"] - apart.cpu_s["node"] == pytest.approx(500 * 0.1, rel=0.05)
+    assert shared.seconds == pytest.approx(shared.cpu_s["node"] / nodes, rel=0.05)

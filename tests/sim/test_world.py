@@ -73,7 +73,7 @@ def test_nothing_is_busier_than_all_the_time_whatever_gets_slower_at_the_end(sim
 
 
 def test_a_run_that_no_memory_would_hold_is_refused_in_advance(sim):
-    file = sim.rig(num_samples=10**12, num_nodes=10**6 - 1)
+    file = sim.rig(num_samples=10**12, num_nodes=2 * 10**5)
     with pytest.raises(PlanError, match=r"(?s)machines.*chunks and steps.*lower num_samples") as caught:
         sim.play(sim.near(5), file)
     assert len(caught.value.faults) == 2

@@ -119,6 +119,121 @@ def test_prefetching_changes_no_bit(nodes, name):
         assert torch.equal(vectors, found[0][1])
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_copy_here_is_trained_to_the_same_bits_as_the_table_on_its_nodes(nodes, name, count, optimizer):
+    """Sums, losses, vectors and what the optimizer keeps; also of a table that others had trained before, and whose
+    bags have weights."""
+    found = []
+    for place in ("nodes", "here"):
+        generator, head = np.random.default_rng(0), side.Head(8, torch.float32)
+        bag = hw.EmbeddingBag(200, 8, mode="sum", name=f"{name[:50]}-{place}", nodes=nodes[:count], lr=0.3,
+                              optimizer=optimizer, travels="pooled", padding_idx=3)  # fmt: skip
+        with bag:
+            train(bag, None, head, [side.ragged(generator, 200) for _ in range(5)])
+        bag = hw.EmbeddingBag(200, 8, mode="sum", name=f"{name[:50]}-{place}", nodes=nodes[:count], lr=0.3,
+                              optimizer=optimizer, travels="pooled", padding_idx=3, place=place)  # fmt: skip
+        with bag:
+            batches = [side.ragged(generator, 200) for _ in range(30)]
+            weighted = [(ids, starts, torch.rand(len(ids), generator=torch.Generator().manual_seed(1)))
+                        for ids, starts in batches[:10]]  # fmt: skip
+            before = bag.version
+            losses = train(bag, None, head, bag.ahead([*batches, *weighted], lambda batch: batch))
+            assert bag.version - before == (40 if place == "nodes" else 0)
+            vectors, state = bag.export(), bag.table.read(np.arange(200))[1]
+            bag.drop()
+        found.append((losses, vectors, state))
+    np.testing.assert_array_equal(found[1][0], found[0][0])
+    assert torch.equal(found[1][1], found[0][1])
+    np.testing.assert_array_equal(found[1][2], found[0][2])
+
+
+def test_what_was_trained_in_a_copy_is_on_the_nodes_after_a_state_dict_and_gone_when_that_is_loaded(nodes, name):
+    def bag_of(place):
+        return hw.EmbeddingBag(200, 8, mode="sum", name=name, nodes=nodes, lr=0.5, place=place)
+
+    with bag_of("here") as near:
+        for number in range(3):
+            near(*ids_of(number)).square().sum().backward()
+        state = near.state_dict()
+        then = torch.from_numpy(near.table.read(np.arange(200))[0])
+        with torch.no_grad():
+            pooled = near(*ids_of(7))
+        for number in range(3, 6):
+            near(*ids_of(number)).square().sum().backward()
+        near.load_state_dict(state)
+        with torch.no_grad():
+            assert torch.equal(near(*ids_of(7)), pooled)
+        assert torch.equal(near.export(), then)
+        near(*ids_of(6)).square().sum().backward()  # written back by close
+    with bag_of("nodes") as again:
+        assert not torch.equal(again.export(), then)
+        again.drop()
+
+
+@pytest.mark.parametrize("change", ["load_tensor", "resize"])
+def test_a_copy_follows_what_is_done_to_the_table(nodes, name, change):
+    with hw.EmbeddingBag(200, 8, mode="sum", name=name, nodes=nodes, lr=0.5, place="here") as near:
+        near(*ids_of(0)).square().sum().backward()
+        if change == "resize":
+            before = near.export()
+            near.resize(300)
+            assert torch.equal(near.export()[:200], before)
+            assert near(torch.tensor([[299]])).shape == (1, 8)
+        else:
+            near.load_tensor(torch.ones(200, 8))
+        with torch.no_grad():
+            found = near(torch.tensor([[5, 6]]))
+            torch.testing.assert_close(found, near.export()[5:7].sum(0, keepdim=True))
+        near.drop()
+
+
+@pytest.mark.parametrize("travels", ["pooled", "auto"])
+def test_wherever_a_small_table_is_cheaper_losses_are_the_same(nodes, name, travels):
+    """Which it is depends on this machine; that all was priced, and that the first was taken, does not."""
+    generator, found = np.random.default_rng(0), []
+    batches = [side.ragged(generator, 200) for _ in range(30)]
+    for place in ("nodes", "auto"):
+        with hw.EmbeddingBag(200, 8, mode="sum", name=f"{name[:50]}-{place}", nodes=nodes, lr=0.1, dtype=torch.float64,
+                             travels=travels, place=place) as near:  # fmt: skip
+            found.append(train(near, None, side.Head(8, torch.float64), near.ahead(batches, lambda batch: batch)))
+            if place == "auto":
+                ways = {"pooled", "vectors"} if travels == "auto" else {"pooled"}
+                assert {each.way for each in near.ranking} == {*ways, "here"}
+                assert near._way.place == near.ranking[0].place
+                assert "estimated" in near.ranking[0].describe()
+            near.drop()
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-9)
+
+
+def test_a_table_that_does_not_fit_is_not_kept_here(nodes, name, monkeypatch):
+    monkeypatch.setattr("headwater.train.table_measure.available_bytes", lambda: 10_000)
+    with pytest.raises(ConfigError, match="more than 50% of the memory"):
+        hw.EmbeddingBag(200, 8, mode="sum", name=name, nodes=nodes, place="here")
+    with hw.EmbeddingBag(200, 8, mode="sum", name=name, nodes=nodes, place="auto") as near:
+        near(torch.tensor([[199]]))
+        assert near._way.place == "nodes"
+        near.drop()
+
+
+COPY_TO_THE_END = """
+import sys, torch, headwater as hw
+bag = hw.EmbeddingBag(500, 32, mode="sum", name=sys.argv[1], nodes=sys.argv[2:], place="here")
+bag(torch.arange(500).view(-1, 1)).sum().backward()
+"""
+
+
+def test_a_copy_is_written_back_when_a_script_just_ends(nodes, name):
+    done = subprocess.run(
+        [sys.executable, "-c", COPY_TO_THE_END, name, *nodes[:2]], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    with hw.EmbeddingBag(500, 32, mode="sum", name=name, nodes=nodes[:2]) as near:
+        assert near.version > 0
+        near.drop()
+
+
 LAST_STEP = """
 import sys, torch, headwater as hw
 bag = hw.EmbeddingBag(200_000, 32, mode="sum", name=sys.argv[1], nodes=sys.argv[2:], travels="pooled")
@@ -247,7 +362,7 @@ def test_a_folder_keeps_the_table_of_a_node_of_ones_own(tmp_path):
     ("options", "said"),
     [({"mode": "max"}, "mode is 'max'"), ({"max_norm": 1.0}, "max_norm"), ({"dtype": torch.float16}, "float16"),
      ({"padding_idx": 9}, "padding_idx is 9"), ({"nodes": ["grpc://h:1"]}, "name="),
-     ({"travels": "x"}, "travels is 'x'"),
+     ({"travels": "x"}, "travels is 'x'"), ({"place": "x"}, "place is 'x'"),
      ({"scale_grad_by_freq": True}, "scale_grad_by_freq"), ({"nodes": [], "name": "x"}, "nodes is empty"),
      ({"optimizer": "adam"}, "optimizer")],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import nn
 import headwater as hw
 from headwater.core.plan import near_plan
 from headwater.data.transforms import HorizontalFlip, Normalize, RandomResizedCrop, ToFloat, Transforms
-from headwater.errors import PlanError, UnreachableError
+from headwater.errors import ConfigError, PlanError, UnreachableError
 
 TRANSFORMS = Transforms([RandomResizedCrop(32), HorizontalFlip(), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)])
 
@@ -144,3 +144,22 @@ def test_first_layers_train_on_the_rows_that_each_node_has(start_disks, pictures
     place, nodes = start_disks(left=lambda number: number % 3 < 2, right=lambda number: number % 3 == 2)
     addresses = [node.address for node in nodes.values()]
     assert losses(place, addresses, "2") == pytest.approx(losses(pictures, None, "none"), rel=1e-9)
+
+
+@pytest.mark.parametrize("other", [lambda n: True, lambda n: n > 20], ids=["copies", "other files"])
+def test_nodes_of_a_fleet_have_no_files_of_their_own(start_disks, monkeypatch, other):
+    """They come and go under other addresses, by which holdings know who has what."""
+    place, nodes = start_disks(a=lambda n: True, b=other)
+
+    class Fleet:
+        may_change = True
+
+        def addresses(self):
+            return [node.address for node in nodes.values()]
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("headwater.train.job.directory_of", lambda nodes: Fleet())
+    with pytest.raises(ConfigError, match=r"have files of their own in file:.* give them a store or a folder that all"):
+        job(place, "ray://photos")

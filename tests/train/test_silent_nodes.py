@@ -52,10 +52,10 @@ class Peer:
         pass
 
 
-def attempt(clock, peer):
+def attempt(clock, peer, patience_s=60.0):
     parts = [{0: Part(np.arange(4), 1)}]
-    return Attempt(1, WORK, {0: peer}, clock, parts, [torch.zeros(4)], lambda out, y: out.sum(), lambda: None, 60.0,
-                   clock)  # fmt: skip
+    return Attempt(1, WORK, {0: peer}, clock, parts, [torch.zeros(4)], lambda out, y: out.sum(), lambda: None,
+                   patience_s, clock=clock)  # fmt: skip
 
 
 def test_it_is_told_of_after_patience_and_lost_after_ten_times_that(caplog):
@@ -67,6 +67,12 @@ def test_it_is_told_of_after_patience_and_lost_after_ten_times_that(caplog):
     assert caplog.text.count("has sent nothing of a step for 65 s; it is waited for up to 600 s") == 1
     assert len(caplog.records) == 9
     assert peer.sent == ["forward"]
+
+
+def test_no_patience_with_nodes_that_are_gone_is_some_with_one_that_answers():
+    clock = Clock()
+    with pytest.raises(LostError, match="has sent nothing of a step for 605 s"):
+        attempt(clock, Peer(clock), patience_s=0).run()
 
 
 def test_one_that_says_what_it_waits_for_is_waited_for():

@@ -279,3 +279,26 @@ def test_nodes_that_join_and_leave_are_part_of_the_rig_from_then_on(job, picture
     job._watch.look(None)
     assert job._watch._replanner.rig.nodes == (first,)
     second.close()
+
+
+def test_what_could_not_be_decided_when_a_node_joined_is_decided_later(job, pictures, start_node, monkeypatch):
+    second = NodeClient(start_node(pictures).address)
+    assert job._source.welcome(second)
+    batches = iter(job.loader)
+    next(batches)
+    adopt = job._source.adopt
+
+    def refuse(plan, **options):
+        monkeypatch.setattr(job._source, "adopt", adopt)
+        raise UnreachableError("one of the others is away")
+
+    monkeypatch.setattr(job._source, "adopt", refuse)
+    with pytest.raises(UnreachableError):
+        job._watch.look(None)
+    job._watch.look(None)
+    assert not job.switches, "not at once"
+    job._watch._news_at = 0.0
+    assert job._watch.look(None) is None
+    assert [each.why for each in job.switches] == [(f"{second.name} joined",)]
+    assert len(job._watch._replanner.rig.nodes) == 2
+    second.close()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, UnreachableError
 from headwater.train.directory import RAY, RayFleet
 
 
@@ -44,4 +44,7 @@ def addresses_of(given: Sequence[str]) -> list[str]:
                 fleet.close()
         else:
             found.append(each)
+    if not found:
+        raise UnreachableError(f"{', '.join(given)} has no node that answers at this moment; ask again, or look what "
+                               "keeps its nodes from starting (Ray's logs say it)")  # fmt: skip
     return list(dict.fromkeys(found))

@@ -80,58 +80,61 @@ class Sorting:
         return cls(ordered[starts], inverse, order, np.diff(starts, append=len(ids)))
 
 
-def pool(vectors: Vectors, bags: Bags) -> Vectors:
-    """A sum for each bag; `vectors` has one for each of its ids."""
-    if bags.weights is not None:
-        vectors = vectors * bags.weights[:, None]
-    return _sums(vectors, bags.starts, bags.lengths)
+def pool(vectors: Vectors, bags: Bags, of: Ids | None = None) -> Vectors:
+    """A sum for each bag. `of` says of each of its ids which of `vectors` it is; without it, there is one for each."""
+    return _sums(vectors, of, bags.starts, bags.lengths, bags.weights)
 
 
 def gradients(bags: Bags, sorting: Sorting, pooled: Vectors) -> Vectors:
     """Those of the distinct ids, from those of the pooled vectors."""
     owners = np.repeat(np.arange(len(bags)), bags.lengths)[sorting.order]
-    each = pooled[owners]
-    if bags.weights is not None:
-        each *= bags.weights[sorting.order][:, None]
-    starts = np.cumsum(sorting.counts) - sorting.counts
-    return _sums(each, starts, sorting.counts)
+    weights = None if bags.weights is None else bags.weights[sorting.order]
+    return _sums(pooled, owners, np.cumsum(sorting.counts) - sorting.counts, sorting.counts, weights)
 
 
-def _sums(values: Vectors, starts: Ids, lengths: Ids) -> Vectors:
-    """Of each run of values, one after the other, in an order that depends on its own length alone.
+def _sums(values: Vectors, of: Ids | None, starts: Ids, lengths: Ids, weights: Vectors | None) -> Vectors:
+    """Of each run of places, the values that these are `of`, one after the other, in an order that depends on the run's
+    length alone.
 
-    All runs at once, the first of each, the second of each, and so on: several times as fast as `np.add.reduceat`.
+    All runs at once, the first of each, the second of each, and so on: several times as fast as `np.add.reduceat`. No
+    value is copied before it is added, and a run of one is copied once.
     """
-    sums = np.empty((len(lengths), values.shape[1]), values.dtype)
+
+    def at(places: Ids) -> Vectors:
+        which = places if of is None else of[places]
+        # Rows that lie side by side are taken several times as fast.
+        found: Vectors = values.take(which, axis=0) if values.flags.c_contiguous else values[which]
+        if weights is not None:
+            found *= weights[places][:, None]
+        return found
+
     if not len(lengths):
-        return sums
-    length = int(lengths[0])
-    if 1 < length <= _LONG and values.shape[1] > 1 and (lengths == length).all():
-        each: Vectors = values.reshape(len(lengths), length, -1).sum(axis=1)  # adds in that order, too
-        return each
+        return np.empty((0, values.shape[1]), values.dtype)
+    sums = at(starts)
     for run in np.flatnonzero(lengths > _LONG):
-        np.add.reduce(values[starts[run] : starts[run] + lengths[run]], axis=0, out=sums[run])
-    short = np.flatnonzero(lengths <= _LONG)
-    short = short[np.argsort(-lengths[short], kind="stable")]
-    left, first = lengths[short], starts[short]
-    total = values[first]
-    for place in range(1, int(left[0]) if len(left) else 0):
-        num = int(np.searchsorted(-left, -place))  # as many have more than `place`
-        total[:num] += values[first[:num] + place]
-    sums[short] = total
+        np.add.reduce(at(np.arange(starts[run], starts[run] + lengths[run])), axis=0, out=sums[run])
+    many = np.flatnonzero((lengths > 1) & (lengths <= _LONG))
+    if len(many):
+        many = many[np.argsort(-lengths[many], kind="stable")]
+        falling, first = -lengths[many], starts[many]
+        total = sums[many]
+        for place in range(1, -int(falling[0])):
+            num = int(np.searchsorted(falling, -place))  # as many have more than `place`
+            total[:num] += at(first[:num] + place)
+        sums[many] = total
     return sums
 
 
-def stepped(
-    spec: TableSpec, lr: float, vectors: Vectors, state: Vectors | None, grads: Vectors
-) -> tuple[Vectors, Vectors | None]:
-    """These vectors, and what the optimizer keeps of them, after a step."""
+def step(spec: TableSpec, lr: float, vectors: Vectors, state: Vectors | None, grads: Vectors) -> None:
+    """These vectors, and what the optimizer keeps of them, take a step, where they lie. `grads` are used up."""
     rate = vectors.dtype.type(lr)
     if spec.optimizer == "sgd":
-        return vectors - rate * grads, None
-    assert state is not None
-    state = state + np.square(grads).mean(axis=1, dtype=vectors.dtype)
-    return vectors - (rate / (np.sqrt(state) + vectors.dtype.type(spec.eps)))[:, None] * grads, state
+        grads *= rate
+    else:
+        assert state is not None
+        state += np.square(grads).mean(axis=1, dtype=vectors.dtype)
+        grads *= (rate / (np.sqrt(state) + vectors.dtype.type(spec.eps)))[:, None]
+    vectors -= grads
 
 
 def as_bags(

@@ -1,7 +1,8 @@
 """How many nodes a fleet has: more while its nodes are short of time, fewer while one of them could go.
 
 Owns `Scaler`, a state machine: what each node said goes in, with the time; who is added and who is drained comes out.
-It knows no clock, no Ray and no socket; whoever places nodes (`fleet.keeper`) feeds it.
+And `Starts`, which says when another one may be started where one could not be. They know no clock, no Ray and no
+socket; whoever places nodes (`fleet.keeper`) feeds them.
 
 A node is short of time when chunks wait there and its threads, or its cores, are busy. Chunks alone don't say it:
 behind a slow link they wait for the wire, and another node would not help. As long as nodes limit the run, every node
@@ -26,9 +27,11 @@ from dataclasses import dataclass
 from headwater.errors import ConfigError
 
 MOST_NODES = 1_000
+# Chosen, none of them measured:
 QUEUE = 2.0  # chunks that a node has: one is worked on, and another one waits
 BUSY = 0.7  # of its threads' time: from here on it is short of it
 CALM = 0.5  # of the threads of those that would be left; less than BUSY, so that a fleet comes to rest
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # after one that could not be started; doubled each time
 
 
 @dataclass(frozen=True)
@@ -128,3 +131,23 @@ class Scaler:
         """Those that are not there yet, then those with the least to finish; of equals the last one by name."""
         names = sorted(loads, reverse=True)
         return sorted(names, key=lambda node: -1.0 if (load := loads[node]) is None else load.queue)
+
+
+class Starts:
+    """Nodes that can't be started (a port that is taken, a root that is not there) are tried more and more seldom,
+    until one of those that were started answers. Others that are there say nothing about it."""
+
+    def __init__(self) -> None:
+        self._pause_s, self._not_before_s = FIRST_PAUSE_S, float("-inf")
+
+    def may(self, now_s: float) -> bool:
+        return now_s >= self._not_before_s
+
+    def failed(self, now_s: float) -> None:
+        """One could not be started."""
+        self._not_before_s = now_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def came(self) -> None:
+        """One that was being started answers."""
+        self._pause_s = FIRST_PAUSE_S

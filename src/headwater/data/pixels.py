@@ -24,14 +24,26 @@ _LOOK_S = 0.5  # how often who waits for rows looks whether anybody still wants 
 
 
 def pixels_of(
-    extractor: Extractor, store: Callable[[], Store], chunk: Chunk, abandoned: Callable[[], bool], weight: float = 1.0
+    extractor: Extractor,
+    store: Callable[[], Store],
+    chunk: Chunk,
+    abandoned: Callable[[], bool],
+    weight: float = 1.0,
+    place: str = "",
 ) -> np.ndarray:
-    """The rows of these samples, in their order. BadSampleError names the first that can't be read."""
+    """The rows of these samples, in their order. BadSampleError names the first that can't be read.
+
+    The store is opened, and read, by readers of this place: a disk that hangs must not hold up more than these."""
     spec = chunk.extraction.boundary[0]
+    opening = extractor.start(store, chunk.job, weight, place)
+    while not wait([opening], timeout=_LOOK_S).done:
+        if abandoned():
+            opening.cancel()
+            raise _given_up()
     found = np.empty((len(chunk.samples), *spec.shape), spec.dtype)
     places = {ref.id: place for place, ref in enumerate(chunk.samples)}
     num_found = 0
-    for part in extractor.rows(store(), chunk, None, abandoned, weight=weight):
+    for part in extractor.rows(opening.result(), chunk, None, abandoned, weight=weight, place=place):
         if part.bad:
             raise BadSampleError(part.bad[0].key, part.bad[0].reason)
         found[[places[sample] for sample in part.ids.tolist()]] = part.tensors[0]
@@ -58,12 +70,14 @@ class Pixels:
         abandoned: Callable[[], bool],
         weight: float = 1.0,
         max_rows: int | None = None,
+        place: str = "",
     ) -> None:
-        """`chunk` is a pattern for those to come. With `max_rows`, a part begins when there is room for its rows beside
-        those that are there or coming; one alone always does."""
+        """`chunk` is a pattern for those to come; their samples are at this place. With `max_rows`, a part begins when
+        there is room for its rows beside those that are there or coming; one alone always does."""
         self._make = partial(pixels_of, extractor, store)
         self._chunk = chunk
         self._abandoned = abandoned
+        self._place = place
         self.weight = weight  # of what is fetched from now on
         self._pool = ThreadPoolExecutor(2, "pixels")
         self._max_rows = max_rows
@@ -114,7 +128,8 @@ class Pixels:
 
     def _begin(self, key: int) -> None:
         chunk = self._waiting.pop(key)
-        self._coming[key] = self._pool.submit(self._make, chunk, self._abandoned, self.weight), len(chunk.samples)
+        self._coming[key] = (self._pool.submit(self._make, chunk, self._abandoned, self.weight, self._place),
+                              len(chunk.samples))  # fmt: skip
         self._num_rows += len(chunk.samples)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from headwater.core.fleet import Add, Drain, Load, Scaler, Scaling
+from headwater.core.fleet import Add, Drain, Load, Scaler, Scaling, Starts
 from headwater.data.cluster import NAMESPACE, RESOURCE, Cluster
 from headwater.fleet.member import Member, NodeOptions
 from headwater.node.logs import set_up_logs
@@ -22,7 +22,6 @@ ANSWER_WITHIN_S = 1.0  # those that take longer are waited for while others are 
 SILENT_S = 5.0  # a node that says nothing for longer is not named to trainers
 DRAIN_MORE_S = 10.0  # beyond its own time, until it is ended
 CALLS = 8  # that an actor answers at once
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # before another node is started after one that could not; doubled each time
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +67,8 @@ class Keeper:
         self._cluster = Cluster()
         self._scaler = Scaler(scaling)
         self._nodes: dict[str, _Node] = {}
-        self._fault = ""  # of the last node that could not be started
-        self._pause_s, self._not_before_s = FIRST_PAUSE_S, 0.0
+        self._starts = Starts()
+        self._fault = ""  # of the last node that could not be started, until there are as many as there must be
         self._begun_s = time.monotonic()
         self._lock = threading.Lock()  # of what is answered, which the thread writes
         self._answer: dict[str, Any] = {"nodes": {}, "fault": "", "is_whole": False}
@@ -110,12 +109,14 @@ class Keeper:
         for decision in self._scaler.look(now_s, serving):
             match decision:
                 case Add(num):
-                    if now_s >= self._not_before_s:
+                    if self._starts.may(now_s):
                         self._start(num)
                 case Drain(name):
                     log.info("%s is drained", name)
                     self._nodes[name].drain_until_s = now_s + self._options.drain_s + DRAIN_MORE_S
         self._drain(now_s)
+        if len(serving) >= self._scaling.least and all(self._nodes[name].told is not None for name in serving):
+            self._fault = ""
         nodes = {name: {"address": node.told["address"] if node.told is not None else "",
                         "draining": node.drain_until_s is not None} for name, node in self._nodes.items()}  # fmt: skip
         is_whole = all(node.told is not None for node in self._nodes.values()) or now_s - self._begun_s > SILENT_S
@@ -154,8 +155,9 @@ class Keeper:
                         log.info("%s is gone; Ray starts it anew: %s", name, _last_line(error))
                     node.lose()
                 else:
+                    if node.told is None:
+                        self._starts.came()
                     node.hear(told, time.monotonic())
-                    self._fault, self._pause_s = "", FIRST_PAUSE_S
                     if told["draining"] and node.drain_until_s is None:  # an earlier keeper told it so
                         node.drain_until_s = time.monotonic() + self._options.drain_s + DRAIN_MORE_S
             elif time.monotonic() - node.heard_s > SILENT_S:
@@ -169,8 +171,7 @@ class Keeper:
         except ray.exceptions.RayError as error:
             self._fault = _last_line(error)
         log.warning("%s is gone for good: %s", name, self._fault or "ended from outside")
-        self._not_before_s = time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._starts.failed(time.monotonic())
 
     def _start(self, num: int) -> None:
         actor = self._cluster.ray.remote(Member)

@@ -49,9 +49,9 @@ class NodeOptions:
     def scheme(self) -> str:
         return "grpc+tls" if self.tls_cert else "grpc"
 
-    def check_exposed(self, host: str) -> None:
-        """ConfigError if others reach that address, and nothing keeps them out."""
-        check_exposed(host, bool(self.tokens), bool(self.tls_cert), self.insecure, self.roots)
+    def check_exposed(self, host: str) -> list[str]:
+        """What keeps nobody out where others reach that address; ConfigError if nobody said that they may."""
+        return check_exposed(host, bool(self.tokens), bool(self.tls_cert), self.insecure, self.roots)
 
     def unlike(self, other: NodeOptions) -> list[str]:
         """What differs."""
@@ -65,7 +65,8 @@ class Member:
         set_up_logs("text", "info")  # Ray keeps what an actor writes
         keep_out_of_logs()
         host = str(import_ray().util.get_node_ip_address())
-        options.check_exposed(host)
+        if without := options.check_exposed(host):
+            log.warning("INSECURE: %s has no %s", host, " and no ".join(without))
         for root in options.roots:
             open_store(root)  # a folder that is not there is found now, not by the first trainer
         tls = None

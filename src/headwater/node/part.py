@@ -25,22 +25,24 @@ import mmap
 import os
 import struct
 import threading
+import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headwater.core.bags import Bags, Sorting, gradients, pool, stepped
+from headwater.core.bags import Bags, Sorting, gradients, pool
+from headwater.core.bags import step as take_step
 from headwater.core.form import from_json, to_json
 from headwater.core.hot import Hot
 from headwater.core.once import Apply, Once, Refuse
 from headwater.core.table import TableSpec, initial
-from headwater.data import tablewire
+from headwater.data import tablespeed, tablewire
 from headwater.data.tablewire import UNKNOWN_BATCH, bags_of, places, unpack, vectors_of, whole
 from headwater.errors import ConfigError, DamagedError, RefusedError
 from headwater.node.steplog import StepLog, sync_folder
@@ -52,10 +54,13 @@ MOST_LOGS = 4  # times that: where no checkpoint can be written, no further step
 MAX_HEAD_BYTES = 1 << 16
 DIRTY = 0.5  # of the vectors in memory; with more, a checkpoint is written
 SLOT_BYTES = 8 + 8 + 8 + 1 + 4 + 4 * 4  # of `Hot` and of what is beside it, for each vector in memory
-FILES = ("vectors", "seats", "log", "log.old", "journal", "journal.new", "table.json.new")  # beside the head
+FILES = ("vectors", "seats", "log", "log.old", "journal", "journal.new", "table.json.new", "probe")  # beside the head
 _MAX_LR = 1e6
 _PAGE = mmap.PAGESIZE
 _SEAT_BYTES = 4
+_STAND_BACK_S = 1.0  # of a piece of a checkpoint, while a call is under way
+_SYNC_BYTES = 4 << 20  # of a checkpoint, between two syncs
+_PIECE = 1024  # items that are written at once, at most: with what lies between them, some MB
 _JOURNAL = struct.Struct("<4sIQQ")  # mark, checksum, version, number of records
 _MARK = b"hwj1"
 _MOST_VERSION = 2**62
@@ -83,6 +88,8 @@ class Part:
         self._num_seats = 0  # records in `vectors`
         self._on_disk = 0  # the version that `vectors`, with the journal if there is one, is of
         self._writing: _Writer | None = None
+        self._calm = threading.Event()  # no call is under way
+        self._calm.set()
         self._is_closed = False
         self._head_lock = threading.Lock()
         self._guard = _guard(folder)
@@ -142,8 +149,9 @@ class Part:
             if self._is_closed:
                 return
             self._is_closed = True
-            if self._writing is not None:
-                self._writing.join()
+            writing, self._writing = self._writing, None
+            if writing is not None:
+                writing.join()
             self._unmap()
             self.log.close()
             os.close(self._file)
@@ -210,6 +218,21 @@ class Part:
             self._unmap()
             self._map_files()
 
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """A call that a trainer waits for; a checkpoint stands back."""
+        with self.lock:
+            self._calm.clear()
+            try:
+                yield
+            finally:
+                self._calm.set()
+
+    def _give_way(self) -> None:
+        """Between two pieces of a checkpoint: a call that is under way goes first, but for one that waits for this."""
+        if threading.current_thread() is self._writing:
+            self._calm.wait(_STAND_BACK_S)
+
     def check_owner(self, lease: str) -> None:
         """RefusedError, unless the trainer with this lease has it."""
         with self.lock:
@@ -229,36 +252,79 @@ class Part:
 
     def stage(self, lease: str, number: int, bags: Bags) -> None:
         """Hold on to these bags, and have their vectors in memory."""
-        with self.lock:
+        with self._working():
             self._owned(lease)
             staged = Staged(bags, Sorting.of(bags.ids))
             self._check_memory(len(staged.sorting.unique))
             self._staged[number] = staged
             while len(self._staged) > MAX_STAGED or self._num_staged_ids > MAX_STAGED_IDS:
                 self._staged.popitem(last=False)
-            self._hold(staged.sorting.unique)
+            self._find(staged.sorting.unique)
 
     def pooled(self, lease: str, number: int, version: int, since: int) -> tuple[np.ndarray, np.ndarray]:
         """Which of the staged bags have changed since, and what they add up to at this version."""
-        with self.lock:
+        with self._working():
             self._check_open()
             if (why := self.once.look(lease, version)) is not None:
                 raise RefusedError(why)
             staged = self._of(number)
             bags, sorting = staged.bags, staged.sorting
-            slots, records = self._hold(sorting.unique)
+            slots, records = self._find(sorting.unique)
+            if records is None:  # they are added up from where they lie
+                records, home = self._records, slots
+            else:
+                home = np.arange(len(slots))
             vectors = records[:, : self.spec.dim]
             if since < 0:
-                return np.arange(len(bags)), pool(vectors[sorting.inverse], bags)
+                return np.arange(len(bags)), pool(vectors, bags, home[sorting.inverse])
             changed = (slots < 0) | (self._changed[slots] > since)
             touched = changed[sorting.inverse]
             if not touched.any():
                 return np.empty(0, np.int64), np.empty((0, self.spec.dim), self.spec.dtype)
             which = np.flatnonzero(np.logical_or.reduceat(touched, bags.starts))
             if len(which) == len(bags):
-                return which, pool(vectors[sorting.inverse], bags)
+                return which, pool(vectors, bags, home[sorting.inverse])
             some = bags.some(which)
-            return which, pool(vectors[np.searchsorted(sorting.unique, some.ids)], some)
+            return which, pool(vectors, some, home[np.searchsorted(sorting.unique, some.ids)])
+
+    def measure(self, lease: str, bags: Bags) -> dict[str, float]:
+        """What a batch with these bags takes here, in seconds; nothing of the table is changed."""
+        with self.lock:
+            self._owned(lease)
+            unique = Sorting.of(bags.ids).unique
+            self._check_memory(len(unique))
+            asked, start = self.hot.num_asked - self.hot.num_found, time.perf_counter()
+            slots, records = self._find(unique)
+            first_s, start = time.perf_counter() - start, time.perf_counter()
+            num_cold = self.hot.num_asked - self.hot.num_found - asked
+            if records is None:
+                records = self._records
+                self._find(unique)
+                first_s -= time.perf_counter() - start
+            else:
+                slots = np.arange(len(unique))
+            rates = tablespeed.measure(self.spec, bags, records, slots)
+            outside = max(0.0, 1 - self.hot.capacity / max(1, self.spec.num_in(self.part)))
+            num_bytes = len(bags) * self.spec.vector_bytes + bags.ids.nbytes
+            return {"id_s": rates.id_s, "vector_s": rates.vector_s, "disk_s": self._disk_s(num_bytes),
+                    "cold_s": max(0.0, first_s) / max(1, num_cold), "outside": outside}  # fmt: skip
+
+    def _disk_s(self, num_bytes: int) -> float:
+        """Until so many bytes are with the disk, as a step's record in the log."""
+        path, found = self.folder / "probe", []
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            for place in range(3):
+                start = time.perf_counter()
+                _write_at(file, memoryview(bytes(num_bytes)), place * num_bytes)
+                os.fdatasync(file)
+                found.append(time.perf_counter() - start)
+        except OSError as error:
+            raise _full(error) from None
+        finally:
+            os.close(file)
+            path.unlink(missing_ok=True)
+        return sorted(found)[1]
 
     @property
     def _num_staged_ids(self) -> int:
@@ -280,7 +346,7 @@ class Part:
         """Do what the message says, if it was not done before. It is in the log when this returns, not yet synced."""
         header, arrays = unpack(message)
         version, settled = whole(header, "version", 1), whole(header, "settled")
-        with self.lock:
+        with self._working():
             self._check_open()
             answer = self.once.step(lease, version, settled)
             if isinstance(answer, Refuse):
@@ -414,42 +480,50 @@ class Part:
         self._remember(2 * self.hot.capacity)
         self._put(self.hot.take(where), records, self.once.version)
 
-    def _hold(self, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The slots of these distinct vectors, ascending, and their records; -1 for those there was no room for."""
+    def _find(self, where: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """The slots of these distinct vectors, ascending; -1 for those there was no room for, and then a copy of all
+        their records."""
         slots = self.hot.find(where)
         missing = np.flatnonzero(slots < 0)
         if not len(missing):
-            return slots, self._records[slots]
-        records = np.empty((len(where), self._columns), self.spec.dtype)
-        found = slots >= 0
-        records[found] = self._records[slots[found]]
-        records[missing] = fresh = self._load(where[missing])
+            return slots, None
+        fresh = self._load(where[missing])
         if self.hot.room(len(missing)):
             slots[missing] = taken = self.hot.take(where[missing])
             self._records[taken] = fresh
             self._changed[taken] = self.once.version
+            return slots, None
+        records = np.empty((len(where), self._columns), self.spec.dtype)
+        found = slots >= 0
+        records[found] = self._records[slots[found]]
+        records[missing] = fresh
         return slots, records
 
+    def _hold(self, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same, with a copy of their records in any case."""
+        slots, records = self._find(where)
+        return slots, self._records.take(slots, axis=0) if records is None else records
+
     def _load(self, where: np.ndarray) -> np.ndarray:
+        self._expect(1, where, _SEAT_BYTES)
         seats = self._seats[where].astype(np.int64) - 1
         records = np.zeros((len(where), self._columns), self.spec.dtype)
         old, new = np.flatnonzero(seats >= 0), np.flatnonzero(seats < 0)
         if len(old):
             if int(seats.max()) >= len(self._vectors):
                 raise DamagedError(f"{self.folder}/seats names records that are not there; load a saved table")
-            self._expect(seats[old])
+            self._expect(0, seats[old], self._record_bytes)
             records[old] = self._vectors[seats[old]]
         if len(new):
             records[new, : self.spec.dim] = initial(self.spec, self.spec.ids_of(self.part, where[new]))
         return records
 
-    def _expect(self, seats: np.ndarray) -> None:
-        """Tell the kernel of all pages at once: a disk reads many in the time of one."""
+    def _expect(self, which: int, numbers: np.ndarray, item_bytes: int) -> None:
+        """Tell the kernel of all pages of a mapping that these items are on: a disk reads many in the time of one."""
         assert self._maps is not None
-        first = seats * self._record_bytes // _PAGE
-        last = ((seats + 1) * self._record_bytes - 1) // _PAGE
-        for page in np.unique(np.concatenate([first, last])).tolist():
-            self._maps[0].madvise(mmap.MADV_WILLNEED, page * _PAGE, 1)
+        first, last = numbers * item_bytes // _PAGE, ((numbers + 1) * item_bytes - 1) // _PAGE
+        for begin, stop in _runs(np.unique(np.concatenate([first, last]))):
+            self._maps[which].madvise(mmap.MADV_WILLNEED, begin * _PAGE, (stop - begin) * _PAGE)
 
     def read(self, lease: str, where: np.ndarray) -> np.ndarray:
         """Records as they are now."""
@@ -519,6 +593,7 @@ class Part:
         except OSError as error:
             self._check_log()
             raise _full(error) from None
+        self._expect(1, where, _SEAT_BYTES)
         seats = self._seats[where].astype(np.int64) - 1
         new = np.flatnonzero(seats < 0)
         seats[new] = self._num_seats + np.arange(len(new))
@@ -532,19 +607,21 @@ class Part:
     def _write(self, version: int, homes: np.ndarray, records: np.ndarray) -> None:
         """The checkpoint's thread: the journal makes it certain, the rest makes it so. `homes`: places, and seats."""
         self._write_journal(version, homes, records)
-        self._write_down(version, homes, _bytes(records))
+        self._write_down(version, homes, _bytes(records), self._num_seats)
         self.log.drop_old()
 
-    def _write_down(self, version: int, homes: np.ndarray, data: memoryview) -> None:
-        """What is in the journal, into the files."""
+    def _write_down(self, version: int, homes: np.ndarray, data: memoryview, num_before: int = 0) -> None:
+        """What is in the journal, into the files. `num_before` seats are known to be there already."""
         where, seats = homes
         self._num_seats = max(self._num_seats, int(seats.max(initial=-1)) + 1)
         self._write_head(version)
         if self._maps is not None:
-            self._expect(seats[seats < self._num_seats])  # what a page had before is read, for all pages at once
+            # What a page had before is read, for all pages at once.
+            self._expect(0, seats[seats < num_before], self._record_bytes)
         if len(seats):  # a part may have had none of the steps' vectors
             self._write_records(seats, data)
-            self._write_seats(where, seats)
+        if len(new := np.flatnonzero(seats >= num_before)):
+            self._write_seats(where[new], seats[new])
         os.fdatasync(self._file)
         os.fdatasync(self._seats_file)
         (self.folder / "journal").unlink()
@@ -554,6 +631,7 @@ class Part:
         writing, self._writing = self._writing, None
         if writing is None:
             return
+        self._calm.set()
         writing.join()
         if writing.fault is not None:  # all of it is dirty still, and the log has it: the next one has it, too
             self.once.checkpoint = self._on_disk
@@ -569,14 +647,23 @@ class Part:
 
     def _write_journal(self, version: int, homes: np.ndarray, records: np.ndarray) -> None:
         path = self.folder / "journal.new"
-        body = _bytes(homes), _bytes(records)
-        check = zlib.crc32(body[1], zlib.crc32(body[0]))
+        pieces = [each[at : at + _SYNC_BYTES] for each in (_bytes(homes), _bytes(records))
+                  for at in range(0, len(each), _SYNC_BYTES)]  # fmt: skip
+        check = 0
+        for piece in pieces:
+            self._give_way()
+            check = zlib.crc32(piece, check)
         with path.open("wb") as file:
             file.write(_JOURNAL.pack(_MARK, check, version, len(records)))
-            for each in body:
-                file.write(each)
+            for piece in pieces:
+                self._give_way()
+                file.write(piece)
+                file.flush()
+                os.fdatasync(file.fileno())
             file.flush()
             os.fdatasync(file.fileno())
+            # Nobody reads it but after a kill: the kernel's memory is for what is read.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         path.rename(self.folder / "journal")
         self._sync_folder()
 
@@ -601,24 +688,32 @@ class Part:
         return True
 
     def _write_records(self, seats: np.ndarray, data: memoryview) -> None:
-        """Into the file, neighbours together. Not into the mapping: a full disk would end the process."""
-        begins, size = np.flatnonzero(np.diff(seats, prepend=-2) != 1), self._record_bytes
-        for first, stop in zip(begins.tolist(), [*begins[1:].tolist(), len(seats)], strict=True):
-            _write_at(self._file, data[first * size : stop * size], int(seats[first]) * size)
+        """Into the file, which is not the mapping: a full disk would end the process."""
+        records = np.frombuffer(data, self.spec.dtype).reshape(-1, self._columns)
+        self._write_items(self._file, seats, records)
 
     def _write_seats(self, where: np.ndarray, seats: np.ndarray) -> None:
-        """Page by page."""
         order = np.argsort(where)
-        where, seats = where[order], seats[order]
-        page = where * _SEAT_BYTES // _PAGE
-        begins = np.flatnonzero(np.diff(page, prepend=-1))
-        for first, stop in zip(begins.tolist(), [*begins[1:].tolist(), len(where)], strict=True):
-            low, high = int(where[first]), int(where[stop - 1]) + 1
-            found = os.pread(self._seats_file, (high - low) * _SEAT_BYTES, low * _SEAT_BYTES)
-            now = np.zeros(high - low, np.uint32)
-            now[: len(found) // _SEAT_BYTES] = np.frombuffer(found, np.uint32, len(found) // _SEAT_BYTES)
-            now[where[first:stop] - low] = seats[first:stop] + 1
-            _write_at(self._seats_file, _bytes(now), low * _SEAT_BYTES)
+        self._write_items(self._seats_file, where[order], (seats[order] + 1).astype(np.uint32)[:, None])
+
+    def _write_items(self, file: int, numbers: np.ndarray, items: np.ndarray) -> None:
+        """By their ascending numbers. Pages that touch are written together, with what else is on them: single writes
+        would take steps their time."""
+        item_bytes, num_bytes = items.strides[0], 0
+        for first, stop in _side_by_side(numbers, item_bytes):
+            self._give_way()
+            low, high, some = int(numbers[first]), int(numbers[stop - 1]) + 1, items[first:stop]
+            if high - low > len(some):
+                found = os.pread(file, (high - low) * item_bytes, low * item_bytes)
+                now = np.zeros((high - low, items.shape[1]), items.dtype)
+                _bytes(now)[: len(found)] = found
+                now[numbers[first:stop] - low] = some
+                some = now
+            _write_at(file, _bytes(some), low * item_bytes)
+            num_bytes += some.nbytes
+            if num_bytes > _SYNC_BYTES:  # a disk that is busy with much more keeps the log's sync waiting
+                os.fdatasync(file)
+                num_bytes = 0
 
     def _reserve(self, where: np.ndarray) -> None:
         """Is there room for pages that are new? A full disk in the middle of a checkpoint would leave it unfinished."""
@@ -700,6 +795,23 @@ class _Writer(threading.Thread):
         self._do = None  # nor what it has written
 
 
+def _runs(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Of ascending numbers, those that follow each other: (first, one beyond the last)."""
+    if len(numbers):
+        ends = np.flatnonzero(np.diff(numbers) > 1)
+        firsts, lasts = numbers[np.append(0, ends + 1)], numbers[np.append(ends, len(numbers) - 1)]
+        yield from zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)
+
+
+def _side_by_side(numbers: np.ndarray, item_bytes: int) -> Iterator[tuple[int, int]]:
+    """Items with these ascending numbers, in pieces (from, to) that touch pages with no other one between them."""
+    if len(numbers):
+        first, last = numbers * item_bytes // _PAGE, ((numbers + 1) * item_bytes - 1) // _PAGE
+        begins = np.append(0, np.flatnonzero(first[1:] > last[:-1] + 1) + 1)
+        begins = np.union1d(begins, np.arange(0, len(numbers), _PIECE))
+        yield from zip(begins.tolist(), np.append(begins[1:], len(numbers)).tolist(), strict=True)
+
+
 def _write_at(file: int, data: memoryview, place: int) -> None:
     while len(data):
         num = os.pwrite(file, data, place)
@@ -728,16 +840,13 @@ class _Training:
         return self.staged.sorting.unique
 
     def records(self, before: np.ndarray) -> np.ndarray:
+        """What they become, in the same array."""
         dim = self.spec.dim
         grads = gradients(self.staged.bags, self.staged.sorting, self.grads)
         state = before[:, dim + 1] if self.spec.state_bytes else None
-        after = np.empty_like(before)
-        after[:, dim] = 1
-        vectors, state = stepped(self.spec, self.lr, before[:, :dim], state, grads)
-        after[:, :dim] = vectors
-        if state is not None:
-            after[:, dim + 1] = state
-        return after
+        take_step(self.spec, self.lr, before[:, :dim], state, grads)
+        before[:, dim] = 1
+        return before
 
 
 @dataclass(frozen=True)

@@ -310,9 +310,8 @@ class Node(flight.FlightServerBase):
         with self.calls.watched(Asked("unreadable", tenant)), _as_status():
             request = wire.loads(ticket.ticket)
         asked = Asked.of(request, tenant)
-        if isinstance(request, wire.Chunk) and grant_of(context) is not None:
-            # Memory, threads and turns are shared by job: nobody can take part as another tenant's, whatever it says.
-            request = replace(request, job=f"{tenant}/{request.job}")
+        if isinstance(request, wire.Chunk):
+            request = replace(request, job=_job(request.job, grant_of(context)))
         with self.calls.watched(asked), _as_status():
             self.calls.check_serving()
             if isinstance(request, wire.Blob):
@@ -724,6 +723,12 @@ class _SessionHost:
         self._url = url
         self._node._check_root(url, self._grant)
 
+    def job(self, name: str) -> str:
+        return _job(name, self._grant)
+
+    def where(self, url: str) -> str:
+        return self._node._place(url, self._grant)
+
     def check_allowed(self) -> None:
         """A session may last for days, and what its token allows change meanwhile."""
         if self._grant is None or self._node.grants is None:
@@ -767,6 +772,11 @@ def _signs(
         except StopIteration as end:
             return end.value
         yield pa.RecordBatch.from_pylist([], schema=schema), wire.pack_waiting(place)  # see data.extract
+
+
+def _job(name: str, grant: Grant | None) -> str:
+    """Memory, threads and turns are shared by job: nobody can take part as another tenant's, whatever it says."""
+    return name if grant is None else f"{grant.tenant}/{name}"
 
 
 def _ended() -> flight.FlightError:

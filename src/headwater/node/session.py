@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -47,6 +47,12 @@ class Host(Protocol):
 
     def check_root(self, url: str) -> None: ...
     def store(self, url: str) -> Store: ...
+    def job(self, name: str) -> str:
+        """What the node calls a job that its trainer calls so."""
+
+    def where(self, url: str) -> str:
+        """The place (`core.places`) of what is read there."""
+
     def check_serving(self) -> None: ...
     def check_allowed(self) -> None:
         """RefusedError, unless the token that the session came with still allows it; its quota is that of now."""
@@ -176,10 +182,12 @@ class Session:
         with ExitStack() as stack:
             stack.enter_context(self._host.place(lambda: self._waits("quota")))
             opened = Opened.of(self._exchange.take())
-            chunk = opened.pattern
-            self._host.check_root(chunk.extraction.url)
-            pixels = Pixels(self._host.extractor, lambda: self._host.store(chunk.extraction.url), chunk,
-                            lambda: self._exchange.is_gone, self._host.weight, opened.ahead_rows)  # fmt: skip
+            url = opened.pattern.extraction.url
+            self._host.check_root(url)
+            chunk = replace(opened.pattern, job=self._host.job(opened.pattern.job))
+            pixels = Pixels(self._host.extractor, lambda: self._host.store(url), chunk,
+                            lambda: self._exchange.is_gone, self._host.weight, opened.ahead_rows,
+                            self._host.where(url))  # fmt: skip
             stack.callback(pixels.close)
             self._pixels, self._opened = pixels, opened
             self._wait_for(stack.enter_context(self._host.room(self._need_bytes(opened))))

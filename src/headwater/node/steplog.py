@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import struct
 import threading
@@ -24,6 +25,7 @@ from headwater.data.tablewire import MAX_MESSAGE_BYTES
 
 _HEAD = struct.Struct("<4sIQQI")  # mark, checksum of the body, version, length of the body, checksum of this head
 _MARK = b"hws1"
+_PAGE = mmap.PAGESIZE
 
 
 class StepLog:
@@ -89,6 +91,11 @@ class StepLog:
                 self.fault = error.strerror or "unknown"
                 self._cut_back()
                 raise
+            # Nobody reads it but after a kill: the kernel's memory is for what is read. The page that the next record
+            # begins on stays, or it would have to be read for that.
+            first, stop = self._kept_bytes // _PAGE * _PAGE, num_bytes // _PAGE * _PAGE
+            if stop > first:
+                os.posix_fadvise(self._file, first, stop - first, os.POSIX_FADV_DONTNEED)
             self._synced, self._kept_bytes = written, num_bytes
 
     def _check(self) -> None:

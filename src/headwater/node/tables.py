@@ -104,6 +104,8 @@ class Tables:
             if len(where) * part.spec.vector_bytes > MAX_READ_BYTES:
                 raise ConfigError(f"{len(where):,} vectors are too many for one answer; ask for fewer at a time")
             yield pack({}, {"records": part.read(lease, where)})
+        elif what == "measure":
+            yield pack(part.measure(lease, bags_of(arrays, part.spec, part.part)))
         elif what == "trained":
             where, on = part.trained(lease, whole(header, "start"), whole(header, "most", 1, 1 << 22))
             yield pack({"on": on}, {"places": where})

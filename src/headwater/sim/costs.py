@@ -35,6 +35,7 @@ class Making:
     num_slots: int
     max_chunks: int
     is_far: bool = False  # reads over a link that others need
+    serve_s: float = 0.0  # on a node's core, for each stored sample that comes from there
 
     def part_bytes(self, rows: int) -> float:
         """What a group takes on the wire."""
@@ -112,7 +113,7 @@ def _own(plan: Plan, choice: Choice, pricing: Pricing) -> Making:
     plain = Making(
         read_s=trainer.fetch_s + trainer.fetch_s_per_byte * stored_bytes,
         read_wait_s=trainer.fetch_wait_s,
-        num_readers=node.num_readers,  # the same threads
+        num_readers=trainer.num_readers,  # fewer than a node has beside its store
         stored_bytes=stored_bytes,
         asked_bytes=sizes.fetch_up_bytes,
         decode_s=trainer.decode_s,
@@ -128,7 +129,8 @@ def _own(plan: Plan, choice: Choice, pricing: Pricing) -> Making:
         chunk_bytes=0.0,
         num_slots=node.num_slots,
         max_chunks=node.max_chunks,
-        is_far=choice.near,
+        is_far=choice.near or choice.prefix,  # a node beside the trainer always is; its own threads, beside nodes
+        serve_s=node.serve_s,
     )
     if not choice.prefix:
         return plain

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import simpy
@@ -48,8 +49,11 @@ class Order:
 
 
 class Worker:
-    """What takes orders on a machine. `store` and `ask` are the ways from and to the store, where it is far from it;
-    `disk` is where it is not. `budget_bytes` is for admission; without it there is room for everything."""
+    """What takes orders on a machine.
+
+    `store` and `ask` are the ways from and to the store where it is far, and `serve` does the store's own work for a
+    read; `disk` is where it is not. `budget_bytes` is for admission; without it there is room for everything.
+    """
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class Worker:
         disk_row_bytes: float = 0.0,
         store: Sequence[Line] = (),
         ask: Sequence[Line] = (),
+        serve: Callable[[float, Done], None] | None = None,
         budget_bytes: int | None = None,
         kept_row_s: float = 0.0,
         jitter: float = 0.0,
@@ -70,7 +75,7 @@ class Worker:
         row_bytes: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self.env, self.name, self.machine, self.making = env, name, machine, making
-        self.disk, self.disk_row_bytes, self.store, self.ask = disk, disk_row_bytes, store, ask
+        self.disk, self.disk_row_bytes, self.store, self.ask, self.serve = disk, disk_row_bytes, store, ask, serve
         self.kept_row_s, self.spans = kept_row_s, spans
         self._jitter, self._random = jitter, random
         self.buffer_bytes, self.infer_bytes = row_bytes
@@ -197,6 +202,12 @@ class _Readers:
             after(worker.env, making.read_wait_s, answered)
 
         def answered() -> None:
+            if worker.serve is None:
+                served()
+            else:
+                worker.serve(making.serve_s, served)
+
+        def served() -> None:
             carry(worker.env, worker.store, making.stored_bytes, _nothing, arrived)
 
         def arrived() -> None:
@@ -261,36 +272,53 @@ class _Passage:
             self._read(ring.group_of(first.sample), len(decisions))
 
     def _read(self, group: int, rows: int) -> None:
+        """A group at once where the store is near; from far, its samples come one by one."""
         making, worker, since = self.order.making, self.worker, self.worker.env.now
-        left = rows if making.stored_bytes else 1
-
-        def one() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0 and not self.is_dead:
-                self._note("read", "read", since)
-                self._decode(group, rows)
-
         if making.stored_bytes:
-            for _ in range(rows):
-                worker.readers.submit(one)
+            self._read_far(group, rows)
             return
 
         def waited() -> None:
             if self.is_dead:
                 return
             if worker.disk is None:
-                worker.machine.cores.use(rows * making.read_s, one)
+                worker.machine.cores.use(rows * making.read_s, done)
             else:
                 carry(worker.env, [worker.disk], rows * worker.disk_row_bytes, _nothing, read)
 
         def read() -> None:
-            worker.machine.cores.use(rows * making.read_s, one)
+            worker.machine.cores.use(rows * making.read_s, done)
+
+        def done() -> None:
+            if not self.is_dead:
+                self._note("read", "read", since)
+                self._decode(group, rows)
 
         if worker.waits is None:
             waited()
         else:  # a read takes its time, and so many wait at once
             worker.waits.use(rows, lambda: after(worker.env, making.read_wait_s * (1 - 1 / making.num_readers), waited))
+
+    def _read_far(self, group: int, rows: int) -> None:
+        """Each sample is decoded when it is here, though others of its group are still on their way."""
+        ring, worker, making, since = self._ring, self.worker, self.order.making, self.worker.env.now
+        assert ring is not None
+        decode_s, left = worker.varied(rows * making.decode_s) / rows, rows
+
+        def came(sample: int) -> None:
+            nonlocal left
+            if self.is_dead:
+                return
+            left -= 1
+            if left == 0:
+                self._note("read", "read", since)
+            for decision in ring.read(sample):
+                assert isinstance(decision, Decode)
+                worker.machine.threads.submit(DECODE, decode_s, partial(self._decoded, [decision.sample]),
+                                              self.order.tenant, self._noter("decode"))  # fmt: skip
+
+        for sample in ring.samples_of(group):
+            worker.readers.submit(partial(came, sample))
 
     def _decode(self, group: int, rows: int) -> None:
         ring, worker, making = self._ring, self.worker, self.order.making
@@ -303,16 +331,22 @@ class _Passage:
         def one() -> None:
             nonlocal left
             left -= 1
-            if left or self.is_dead:
-                return
-            for sample in samples:
-                for decision in ring.decoded(sample):
-                    assert isinstance(decision, Infer)
-                    self._infer(decision.group, rows)
+            if not left:
+                self._decoded(samples)
 
         work = worker.varied(rows * making.decode_s) / tasks
         for _ in range(tasks):
             worker.machine.threads.submit(DECODE, work, one, self.order.tenant, self._noter("decode"))
+
+    def _decoded(self, samples: Sequence[int]) -> None:
+        ring = self._ring
+        assert ring is not None
+        if self.is_dead:
+            return
+        for sample in samples:
+            for decision in ring.decoded(sample):
+                assert isinstance(decision, Infer)
+                self._infer(decision.group, len(ring.samples_of(decision.group)))
 
     def _infer(self, group: int, rows: int) -> None:
         ring, worker, making, machine = self._ring, self.worker, self.order.making, self.worker.machine

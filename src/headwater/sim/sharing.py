@@ -32,7 +32,7 @@ class Shared:
         self._order = count()
         self._had = 0.0  # units that every task there now would have had, had it been there from the beginning
         self._since = env.now
-        self._timer = 0  # only the latest counts
+        self._timer, self._rings_at = 0, float("inf")  # only the latest counts; one that is early is set again
         self.used = 0.0  # units in all
         self.busy_s = 0.0  # seconds with anything to do
         self.full_s = 0.0  # seconds, each counted by the part of the capacity of that moment that was used
@@ -86,19 +86,30 @@ class Shared:
         self._since = now
 
     def _set_timer(self) -> None:
+        """There is one for when the first is done, or before: tasks that come later put that off."""
+        if not self._heap:
+            return
+        in_s = max(0.0, (self._heap[0][0] - self._had) / self._rate())
+        if self._rings_at <= self._env.now + in_s:
+            return
         self._timer += 1
-        if self._heap:
-            number = self._timer
-            in_s = max(0.0, (self._heap[0][0] - self._had) / self._rate())
-            event = self._env.timeout(in_s)
-            assert event.callbacks is not None
-            event.callbacks.append(lambda _: self._ring(number))
+        number, self._rings_at = self._timer, self._env.now + in_s
+        event = self._env.timeout(in_s)
+        assert event.callbacks is not None
+        event.callbacks.append(lambda _: self._ring(number))
 
     def _ring(self, number: int) -> None:
         if number != self._timer:
             return
+        self._rings_at = float("inf")
         self._move_on()
-        # Exactly what the timer was set for, whatever rounding made of it.
+        if not self._heap:
+            return
+        now, left = self._env.now, self._heap[0][0] - self._had
+        if left > 0 and now + left / self._rate() > now * (1 + _TINY):
+            self._set_timer()
+            return
+        # Exactly what the first was to have, whatever rounding made of it.
         self._had = max(self._had, self._heap[0][0])
         limit = self._had * (1 + _TINY)
         done = []

@@ -221,7 +221,7 @@ class Trainer:
         after(self.env, self._rhythm.late_after_s, late)
 
     def _are_overdue(self, machine: Dispatch | TwoEnded) -> bool:
-        num_out = sum(len(machine.out_on(name)) for name in self.workers if name != self.own)
+        num_out = machine.num_out - (len(machine.out_on(self.own)) if self.own is not None else 0)
         return self._rhythm.are_overdue(self.env.now, num_out)
 
     def _use(self, chunk: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from headwater.sim.node import Refused, Worker
 from headwater.sim.outcome import Outcome, gather
 from headwater.sim.reduction import Rounds
 from headwater.sim.rigfile import DIES, LINK, NONE, RETURNS, SLOWS, Chip, Fault, Nodes, RigFile, Trainers
-from headwater.sim.sharing import Line, after
+from headwater.sim.sharing import Done, Line, after
 from headwater.sim.trainer import Trainer, Way
 
 OWN = "own"
@@ -191,13 +192,13 @@ def _build(
     random = np.random.default_rng(file.seed)
     all_store = (Line(env, file.store.all_bytes_per_s),) if file.store.all_bytes_per_s else ()
     world.stores.extend(all_store)
-    making = costs.near
-    for group in file.nodes if making is not None else ():
-        assert making is not None
+    making, serves = costs.near, costs.own is not None and costs.own.serve_s > 0
+    for group in file.nodes if making is not None or serves else ():
         own_making = others[group.name].near if group.name in others else making
-        assert own_making is not None
         for name in group.names:
             machine = world.machines[name] = Machine(env, _build_of(name, group))
+            if own_making is None:  # the store runs there, and nothing else
+                continue
             world.links[name] = _ends(world, group.link)
             machine.memory.add(costs.taking.node_base_bytes + costs.taking.fixed_bytes)
             disk = Line(env, group.disk_bytes_per_s) if group.disk_bytes_per_s else None
@@ -231,7 +232,13 @@ def _add_trainers(
     if any(each.memory_bytes for each in file.nodes):
         hold = int(taking.buffer_bytes)
         need = Need("prefix", int(taking.fixed_bytes), int(taking.infer_bytes), hold, plan.node_batch)
-    number = 0
+    number, stores = 0, cycle(list(world.machines.values())) if world.machines else None
+
+    def serve(work: float, then: Done) -> None:
+        """The store's machines are the nodes', and each reads as much as any other."""
+        assert stores is not None
+        next(stores).cores.use(work, then)
+
     for group in file.trainers:
         for name in group.names:
             if file.shared_cores and names:  # one machine does both
@@ -252,7 +259,8 @@ def _add_trainers(
             own = None
             if costs.own is not None:
                 own = f"{name} itself"
-                workers[own] = _own(world, name, machine, costs.own, port, all_store, note, random), Way((), ())
+                served = serve if stores is not None and costs.own.serve_s else None
+                workers[own] = _own(world, name, machine, costs.own, port, all_store, served, note, random), Way((), ())
             kept: dict[str, Any] = {}
             if keeper is not None:
                 kept = {"kept": partial(keeper.kept, number), "made": partial(keeper.made, number)}
@@ -276,6 +284,7 @@ def _own(
     making: Making,
     port: Ends | None,
     all_store: tuple[Line, ...],
+    serve: Callable[[float, Done], None] | None,
     note: Callable[..., None] | None,
     random: np.random.Generator,
 ) -> Worker:
@@ -288,8 +297,8 @@ def _own(
         ends = _ends(world, link)
         world.stores.append(ends.down)
         shared, asking = (ends.down, *all_store, *shared), (ends.up, *asking)
-    return Worker(env, f"{name} itself", machine, making, store=shared, ask=asking, jitter=file.jitter, random=random,
-                  spans=note)  # fmt: skip
+    return Worker(env, f"{name} itself", machine, making, store=shared, ask=asking, serve=serve, jitter=file.jitter,
+                  random=random, spans=note)  # fmt: skip
 
 
 def _batches(dealing: Dealing, rank: int, epoch: int) -> Iterator[int]:

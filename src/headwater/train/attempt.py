@@ -40,6 +40,7 @@ from headwater.errors import DamagedError, HeadwaterError, UnreachableError
 from headwater.model.trainable import Trainable
 from headwater.train.circle import Meetings
 from headwater.train.peer import SILENT_S, Event, Peer, SilentError
+from headwater.train.reply import QUIET_S
 
 log = logging.getLogger(__name__)
 
@@ -111,9 +112,9 @@ class Attempt:
         self._labels = labels
         self._loss_fn = loss_fn
         self._meanwhile = meanwhile
-        self._patience_s = patience_s
+        self._quiet_s = patience_s or QUIET_S  # 0 is for nodes that are gone
         self._clock = clock
-        self._owed = Owed(patience_s)
+        self._owed = Owed(self._quiet_s)
         self._num_rows = sum(len(each) for each in labels)
         self._meetings, self._circle = meetings, -1 if meetings is None else meetings.number
         self._step = Step([frozenset(each) for each in parts], depth=work.depth, trains=work.trains,
@@ -200,7 +201,7 @@ class Attempt:
                                          "s; can it read the data (a store or a disk that hangs)? Its log may say "
                                          "more")  # fmt: skip
             log.warning("%s answers, and has sent nothing of a step for %.0f s; it is waited for up to %g s", peer.name,
-                        each.silent_s, GIVE_UP_TIMES * self._patience_s)  # fmt: skip
+                        each.silent_s, GIVE_UP_TIMES * self._quiet_s)  # fmt: skip
         return None
 
     def _lost(self, peer: Peer, why: HeadwaterError) -> list[Decision]:

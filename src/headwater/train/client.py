@@ -402,8 +402,18 @@ class NodeClient:
             for result in self._client.do_action(flight.Action(kind, body)):
                 yield result.body
 
+    @property
+    def is_busy(self) -> bool:
+        """Does somebody wait for rows, or for another answer that comes bit by bit?"""
+        with self._lock:
+            return bool(self._readers or self._heard)
+
     def close(self) -> None:
-        """Hang up."""
+        """Hang up, also on whoever still waits for an answer."""
+        with self._lock:
+            readers = list(self._readers)
+        for reader in readers:
+            reader.cancel()
         self._client.close()
 
     def _act(self, kind: str, body: bytes = b"") -> Any:

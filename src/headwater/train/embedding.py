@@ -18,6 +18,7 @@ from torch import nn
 
 from headwater.core.amount import num_bytes
 from headwater.core.bags import Bags, as_bags
+from headwater.core.embedding_cost import Priced
 from headwater.core.form import to_json
 from headwater.core.table import DTYPES, TableSpec
 from headwater.errors import ConfigError
@@ -26,7 +27,7 @@ from headwater.train.access import Access
 from headwater.train.client import NodeClient
 from headwater.train.embedded import EmbeddedNode
 from headwater.train.tables import PATIENCE_S, Table
-from headwater.train.way import TRAVELS, Way, Went
+from headwater.train.way import PLACED, TRAVELS, Way, Went
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class EmbeddingBag(nn.Module):
         seed: int = 0,
         cache: str = "",
         travels: str = "auto",
+        place: str = "nodes",
         token: str | None = None,
         tls_ca: str | None = None,
         tls_cert: str | None = None,
@@ -89,6 +91,9 @@ class EmbeddingBag(nn.Module):
         cache         how much memory each node shall give the table, such as "256MB"
         travels       what crosses the link: "pooled" vectors, each distinct vector of a batch ("vectors"), or what the
                       first steps showed to be faster ("auto")
+        place         where the table is trained: on its "nodes"; "here", in a copy in this process's memory, which is
+                      written back by `sync`, `state_dict`, `save` and `close`; or "auto", wherever the first batch was
+                      measured to be faster, here only if it fits
         patience_s    how long a node may be away before a step fails
         token, tls_ca, tls_cert, tls_key   as for `near`
         """
@@ -107,6 +112,8 @@ class EmbeddingBag(nn.Module):
             padding_idx %= num_embeddings
         if travels not in TRAVELS:
             raise ConfigError(f"travels is {travels!r}; it must be one of {', '.join(TRAVELS)}")
+        if place not in PLACED:
+            raise ConfigError(f"place is {place!r}; it must be one of {', '.join(PLACED)}")
         if nodes is not None and (name is None or folder is not None):
             raise ConfigError("with nodes=[…], give the table a name=…, by which they keep it (and no folder)")
         self.embedding_dim, self.mode, self.include_last_offset = embedding_dim, mode, include_last_offset
@@ -135,7 +142,7 @@ class EmbeddingBag(nn.Module):
                 client.hello()
             cache_bytes = num_bytes(cache, "cache") if cache else 0
             self.table = Table(spec, self.name, clients, cache_bytes, patience_s)
-            self._way = Way(self.table, travels)
+            self._way = Way(self.table, travels, place)
             if _weight is not None:
                 self.load_tensor(_weight)
         except BaseException:
@@ -151,8 +158,13 @@ class EmbeddingBag(nn.Module):
 
     @property
     def version(self) -> int:
-        """How many steps the table has behind it."""
+        """How many steps the table has behind it on its nodes. Writing back a copy makes a step, or several."""
         return self.table.version
+
+    @property
+    def ranking(self) -> list[Priced]:
+        """With `place="auto"`, what was considered, each with its estimated seconds a step; the first one was taken."""
+        return list(self._way.ranking)
 
     def extra_repr(self) -> str:
         spec = self.table.spec
@@ -261,11 +273,13 @@ class EmbeddingBag(nn.Module):
     # The table as a whole
 
     def sync(self) -> None:
-        """Until every step that was begun is on the nodes' disks."""
+        """Until every step that was begun is on the nodes' disks, those that were done in a copy here included."""
+        self._way.write_back()
         self.table.settle()
 
     def export(self) -> torch.Tensor:
         """All vectors: what `nn.EmbeddingBag` has as its weight. For tables that fit into memory."""
+        self.sync()
         return torch.from_numpy(self.table.read(np.arange(self.num_embeddings))[0])
 
     def load_tensor(self, weight: torch.Tensor) -> None:
@@ -274,14 +288,18 @@ class EmbeddingBag(nn.Module):
             raise ConfigError(
                 f"the weight is {tuple(weight.shape)}; the table {self.num_embeddings, self.embedding_dim}"
             )
+        self._way.forget()
         self.table.write(np.arange(len(weight)), weight.detach().cpu().to(self._dtype).numpy())
 
     def save(self, url: str) -> int:
         """Write what was trained to a folder or URL, with the optimizer's state; how many vectors that is."""
+        self.sync()
         return tablefile.save(self.table, url)
 
     def load(self, url: str) -> int:
         """Vectors that were saved, on whatever number of nodes, into this table, which has no steps behind it."""
+        self.sync()
+        self._way.forget()
         return tablefile.load(self.table, url)
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -302,23 +320,33 @@ class EmbeddingBag(nn.Module):
         if state["version"] > self.version:
             raise ConfigError(f"the state is of version {state['version']} of table {self.name}, which is at "
                               f"{self.version}: it was dropped or replaced; load what was saved")  # fmt: skip
-        self.sync()
+        self._way.forget()  # what was trained in a copy since is not of that version
+        self.table.settle()
         if state["version"] != self.version:
             self.table.go_back(state["version"])
 
     def resize(self, num_embeddings: int) -> None:
         """Grow the table; new vectors are what they are initially."""
+        self.sync()
+        self._way.forget()
         self.table.grow(num_embeddings)
 
     def drop(self) -> None:
         """Take the table away from its nodes, and close."""
+        self._way.forget()
         self.table.drop()
         self.close()
 
     def close(self) -> None:
-        """Hang up; nodes keep the table, unless it had neither a name nor a folder."""
-        self.table.close()
-        self._end_node()
+        """Hang up; nodes keep the table, unless it had neither a name nor a folder. NodeError if a copy that was
+        trained here can't be written back."""
+        try:
+            if self.table.is_open:
+                self._way.write_back()
+        finally:
+            self._way.forget()
+            self.table.close()
+            self._end_node()
 
     def _end_node(self) -> None:
         if self._node is not None:

@@ -101,6 +101,8 @@ class Feed:
         self._ready: deque[Reply] = deque()
         self._down: dict[str, str] = {}  # worker → why
         self._asking: dict[str, float] = {}  # of those, who is being asked again → since when
+        self._alone_s = 0.0  # that nobody has been there who could do what is left
+        self._alone_since: float | None = None  # what was not counted yet
         self._deaths: Counter[int] = Counter()  # chunk → how often its node was lost meanwhile
         self._outages: dict[int, tuple[float, int]] = {}  # chunk → since when its store fails, and how often it did
         self._error: HeadwaterError | None = None
@@ -149,6 +151,7 @@ class Feed:
             if isinstance(self._machine, Dispatch):
                 self._machine.widen(window_of(len(self._workers), self._per_worker, self._more_ahead))
             self._carry_out(self._machine.node_up(name))
+            self._note_alone()
 
     def leave(self, name: str) -> None:
         """A worker that won't come back: its chunks go to others. A reply that is under way still counts."""
@@ -374,7 +377,6 @@ class Feed:
 
     def _revive(self) -> None:
         """Have dead workers asked again and again; give up when nobody could do what is left for too long."""
-        alone_since: float | None = None
         told = time.monotonic()
         while True:
             with self._wake:
@@ -394,19 +396,30 @@ class Feed:
                     told = now
                     log.warning("what comes next waits for %s, which is being made ready (it is sent a prefix, waits "
                                 "for memory, or is being started)", ", ".join(come))  # fmt: skip
-                if not self._machine.is_stuck or come:
-                    alone_since = None
-                else:
-                    alone_since = now if alone_since is None else alone_since
-                    if now - alone_since > self._patience_s:
-                        reasons = "; ".join(self._down.values())
-                        some = len(self._down) < len(self._workers)
-                        who = "no node that holds the samples that come next" if some else "no node"
-                        self._last_error = None
-                        self._carry_out(self._machine.give_up(
-                            f"{who} has answered for {self._patience_s:g} s. {reasons}"))  # fmt: skip
-                        return
+                if self._is_over(now, bool(come)):
+                    reasons = "; ".join(self._down.values())
+                    some = len(self._down) < len(self._workers)
+                    who = "no node that holds the samples that come next" if some else "no node"
+                    self._last_error = None
+                    self._carry_out(self._machine.give_up(
+                        f"{who} has answered for {self._patience_s:g} s. {reasons}"))  # fmt: skip
+                    return
                 self._wake.wait_for(self._closed.is_set, timeout=RETRY_EVERY_S)
+
+    def _is_over(self, now: float, is_one_coming: bool) -> bool:
+        """Has nobody who could do what is left been there, or on the way, for longer than patience lasts? The lock is
+        held. While somebody is on the way time does not count, but what was waited before does: it may be in vain, and
+        happen again and again."""
+        if self._alone_since is not None:
+            self._alone_s += now - self._alone_since
+        self._alone_since = None if is_one_coming else now
+        self._note_alone()
+        return self._alone_since is not None and self._alone_s > self._patience_s
+
+    def _note_alone(self) -> None:
+        """Whoever is there counts, however short that is between two looks."""
+        if not self._machine.is_stuck:
+            self._alone_s, self._alone_since = 0.0, None
 
     def _ask_again(self, name: str) -> None:
         """Whether a worker that was taken for dead is there again."""
@@ -430,3 +443,4 @@ class Feed:
             log.warning("%s answers again", name)
             del self._down[name]
             self._carry_out(self._machine.node_up(name))
+            self._note_alone()

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from headwater.errors import HeadwaterError, UnreachableError
 from headwater.train.access import Access
@@ -18,6 +19,7 @@ from headwater.train.directory import Directory
 from headwater.train.source import Source
 
 LOOK_S = 1.0
+MOST_LOOKS = 64  # until a node that can't join is tried again: what it is asked may be a listing of all samples
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,15 @@ def first_nodes(directory: Directory, clients: Clients, patience_s: float) -> li
         time.sleep(min(LOOK_S, max(0.0, deadline - time.monotonic())))
 
 
+@dataclass(frozen=True)
+class _Refused:
+    """Why a node could not join, how many looks it was then left alone, and at which it is tried again."""
+
+    why: str
+    pause: int
+    again: int
+
+
 class Following:
     """One thread beside a job whose nodes are a fleet's, and one for each node that comes."""
 
@@ -91,7 +102,9 @@ class Following:
         self._source, self._directory, self._clients, self._check = source, directory, clients, check
         self._lock = threading.RLock()  # the garbage collector may close the job anywhere, also in here
         self._coming: set[str] = set()
-        self._refused: dict[str, str] = {}  # address → why, told once
+        self._refused: dict[str, _Refused] = {}  # by address
+        self._left: list[NodeClient] = []  # by whom a reply may still come
+        self._num_looks = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="follow", daemon=True)
         self._thread.start()
@@ -114,19 +127,33 @@ class Following:
             self._look(found)
 
     def _look(self, found: list[str]) -> None:
+        self._hang_up()
         here = {client.name: client for client in self._source.clients}
         with self._lock:
-            new = [address for address in found if address not in here and address not in self._coming]
+            self._num_looks += 1
+            self._refused = {address: each for address, each in self._refused.items() if address in found}
+            resting = {address for address, each in self._refused.items() if self._num_looks < each.again}
+            new = [address for address in found if address not in {*here, *self._coming, *resting}]
             self._coming.update(new)
-            self._refused = {address: why for address, why in self._refused.items() if address in found}
         for address in new:
             # Each by itself: one may be sent a large file.
             threading.Thread(target=self._welcome, args=(address,), name=f"join-{address}", daemon=True).start()
         if not found:
             return
         for name, client in here.items():
-            if name not in found and self._source.leave(client):  # its connection stays: a reply may be under way
+            if name not in found and self._source.leave(client):
                 log.info("%s is no longer of the fleet", name)
+                self._left.append(client)
+
+    def _hang_up(self) -> None:
+        """On those that left, as soon as no reply of theirs is under way: while a job runs, any number may come and
+        go."""
+        left, self._left = self._left, []
+        for client in left:
+            if client.is_busy:
+                self._left.append(client)
+            else:
+                self._clients.let_go(client)
 
     def _welcome(self, address: str) -> None:
         client = None
@@ -137,16 +164,24 @@ class Following:
             joined = self._source.welcome(client)
             if joined:
                 log.info("%s has joined", address)
+        except UnreachableError as error:  # it may be gone by now
+            log.debug("%s can't join: %s", address, error)
         except HeadwaterError as error:
-            with self._lock:
-                is_told = self._refused.get(address) == str(error)
-                self._refused[address] = str(error)
-            unreachable = isinstance(error, UnreachableError)  # it may be gone by now
-            log.log(logging.DEBUG if is_told or unreachable else logging.WARNING, "%s can't join: %s", address, error)
-        except Exception:
-            log.exception("unexpected error while %s was made ready", address)
+            is_told = self._refuse(address, str(error))
+            log.log(logging.DEBUG if is_told else logging.WARNING, "%s can't join: %s", address, error)
+        except Exception as error:
+            if not self._refuse(address, repr(error)):
+                log.exception("unexpected error while %s was made ready", address)
         finally:
             with self._lock:
                 self._coming.discard(address)
             if client is not None and not joined:
                 self._clients.let_go(client)
+
+    def _refuse(self, address: str, why: str) -> bool:
+        """Leave it alone, each time for twice as long; whether that was the reason before, too."""
+        with self._lock:
+            before = self._refused.get(address)
+            pause = 2 if before is None else min(2 * before.pause, MOST_LOOKS)
+            self._refused[address] = _Refused(why, pause, self._num_looks + pause)
+        return before is not None and before.why == why

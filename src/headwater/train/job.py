@@ -386,9 +386,9 @@ def near(
             if taken is not None:
                 samples = taken.label(samples)
                 holdings = None if holdings is None else replace(holdings, samples=samples)
-        if may_grow and holdings is not None and holdings.is_split:
-            raise ConfigError(f"the nodes of {nodes} have different files in {redact(where)}, and a fleet's nodes are "
-                              "all alike: give them a store or a folder that all of them see, or name nodes one by "
+        if may_grow and holdings is not None:  # copies, too: who comes later would have others than were listed
+            raise ConfigError(f"the nodes of {nodes} have files of their own in {redact(where)}, and a fleet's nodes "
+                              "come and go: give them a store or a folder that all of them see, or name nodes one by "
                               "one")  # fmt: skip
         check_transforms(samples, pipeline)
         with progress.step("capturing the model"):
@@ -469,7 +469,7 @@ def near(
         )
         meter = Meter(lambda: source.clients, source.own_nodes, power, setting.trainers)
         if directory is not None and may_grow:
-            following = Following(source, directory, connections, partial(_check_data, listing, listed))
+            following = Following(source, directory, connections, partial(_check_data, listing, listed, patience_s))
             stack.callback(following.close)
         return Job(joined, loader, source, all_cuts, samples, setting.counts, stack.pop_all(), ranking,
                    measured, watch, deviations, setting.trace, meter)  # fmt: skip
@@ -532,10 +532,10 @@ def list_on(
     return holdings.samples, holdings
 
 
-def _check_data(listing: Listing, listed: Samples, client: NodeClient) -> None:
+def _check_data(listing: Listing, listed: Samples, patience_s: float, client: NodeClient) -> None:
     """A node that comes later must have the samples of the others. A store is the same for all."""
     if listing.url.startswith("file://"):
-        found = client.list_samples(listing)
+        found = client.list_samples(listing, patience_s=patience_s)
         if found.fingerprint != listed.fingerprint or not found.etags.equals(listed.etags):
             raise ConfigError(f"{client.name} has other files in {redact(listing.url)} than the nodes that the job "
                               "began with")  # fmt: skip

@@ -89,7 +89,7 @@ def measure_steps(
         told = list(pool.map(ask, clients))
     with progress.step("measuring links"):
         links = [client.measure_link(LINK_S) for client in clients]
-        port = _together(clients, links)
+        port = together(clients, links)
     with progress.step("measuring this machine"):
         read_s, pixels_s = _pixels_here(pipeline, samples, holdings, rows, seed)
         suffixes = {cut.index: _suffix_s(captured, cut, rows) for cut in (cuts[0], *offered)}
@@ -183,7 +183,7 @@ def _checked(client: NodeClient, said: Parcel, prefix: Trainable | None) -> dict
     return {"pixels_s": pixels_s, "ends": ends}
 
 
-def _together(clients: Sequence[NodeClient], links: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+def together(clients: Sequence[NodeClient], links: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     """Bytes a second from all nodes at once, and to all at once: what this machine's own port allows."""
     if len(clients) == 1:
         return links[0][:2]

@@ -23,6 +23,7 @@ from headwater.data.parcel import checksum
 from headwater.errors import DamagedError, HeadwaterError, RefusedError, StoreError, UnreachableError, VersionError
 from headwater.train.client import NodeClient
 from headwater.train.peer import SILENT_S, Event, Peer, SilentError
+from headwater.train.reply import QUIET_S
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class Replicas:
             if isinstance(why, SilentError):  # it would come back at once, and hold up the next step as long
                 self._silences[peer.number] += 1
                 times = GIVE_UP_TIMES * 2 ** min(10, self._silences[peer.number] - 1)
-                self._shunned[peer.number] = time.monotonic() + times * self._patience_s
+                self._shunned[peer.number] = time.monotonic() + times * (self._patience_s or QUIET_S)
         peer.close()
 
     def note_changes(self) -> int:

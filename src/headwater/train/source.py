@@ -95,11 +95,15 @@ class Source:
         """
         self._coming[client.name] = time.monotonic()
         try:
-            client.take_over(self._setting.clients[0])
-            client.prepare()
-            client.calibrate_again()
-            self._ask_once(client, self._carried)  # so that it has loaded the prefix before rows are waited for
-            return self._join(client)
+            while True:
+                carried = self._carried
+                client.take_over(self._setting.clients[0])
+                client.prepare()
+                client.calibrate_again()
+                if carried.plan.uses_storage:  # so that it has loaded the prefix before rows are waited for
+                    self._ask_once(client, carried)
+                if (joined := self._join(client, carried)) is not None:
+                    return joined
         finally:
             del self._coming[client.name]
 
@@ -108,10 +112,13 @@ class Source:
         for_s = SILENT_TIMES * self._setting.patience_s
         return [name for name, since in list(self._coming.items()) if time.monotonic() - since < for_s]
 
-    def _join(self, client: NodeClient) -> bool:
+    def _join(self, client: NodeClient, ready_for: Carried) -> bool | None:
+        """None if a plan has taken over meanwhile that asks for something else."""
         with self._adopting, self._lock:
             if self._closed.is_set() or any(each.name == client.name for each in self._setting.clients):
                 return False
+            if self._carried.extraction != ready_for.extraction:
+                return None
             self._setting.clients = (*self._setting.clients, client)
             if self._carried.plan.uses_storage:
                 self._carried = replace(self._carried, workers={**self._carried.workers, client.name: client})

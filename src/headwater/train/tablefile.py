@@ -35,7 +35,7 @@ def save(table: Table, url: str) -> int:
     table.settle()
     most, number, total = max(1, READ_BYTES // table.spec.vector_bytes), 0, 0
     with Progress().step(f"saving the table {table.name}"):
-        for ids in _trained(table, most):
+        for ids in trained(table, most):
             vectors, state = table.read(ids)
             store.write(_name(number), _pack(table.spec, ids, vectors, state))
             number, total = number + 1, total + len(ids)
@@ -79,7 +79,7 @@ def read_head(store: Store, url: str) -> dict[str, Any]:
     return {**head, "spec": from_json(TableSpec, head.get("spec"), f"{url}/{_HEAD}: spec")}
 
 
-def _trained(table: Table, most: int) -> Iterator[np.ndarray]:
+def trained(table: Table, most: int) -> Iterator[np.ndarray]:
     """The ids of trained vectors, so many at a time."""
     for part, line in enumerate(table.lines):
         start: int | None = 0

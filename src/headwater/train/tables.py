@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -57,6 +57,7 @@ class Line:
     def __init__(self, client: NodeClient, table: str, part: int, lease: str, patience_s: float) -> None:
         self.client = client
         self.sent_bytes = self.received_bytes = 0
+        self.num_repeats = 0  # calls that found the node away, each time
         self._about = {"table": table, "part": part, "lease": lease}
         self.patience_s = patience_s
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -114,6 +115,7 @@ class Line:
                 self._once(call, forgot)
                 return
             except UnreachableError as error:
+                self.num_repeats += 1
                 if time.monotonic() - since > self.patience_s or self._closed.wait(_PAUSE_S):
                     raise UnreachableError(f"{error} (waited {time.monotonic() - since:.0f} s; the step is not lost "
                                            "there: start the node again, and load your "
@@ -259,16 +261,9 @@ class Table:
             what = self.ahead.take(batch.number)
             if not isinstance(what, Take):
                 self._fetch(batch, what.since)
-        total: np.ndarray | None = None
-        for part, ((_, which), coming) in enumerate(zip(batch.parts, batch.coming, strict=True)):
-            vectors = self._gather(batch, part, coming)
-            if total is None and len(which) == len(bags):
-                total = vectors if len(self.lines) == 1 else vectors.copy()
-                continue
-            if total is None:
-                total = np.zeros((len(bags), self.spec.dim), self.spec.dtype)
-            total[which] += vectors
-        assert total is not None
+        found = ((which, self._gather(batch, part, coming))
+                 for part, ((_, which), coming) in enumerate(zip(batch.parts, batch.coming, strict=True)))  # fmt: skip
+        total = added_up(found, len(bags))
         batch.known, batch.coming = [], []
         return batch, total
 
@@ -419,6 +414,20 @@ class Table:
                 self._all({"what": "close"})
         self.is_open = False
         self._hang_up()
+
+
+def added_up(parts: Iterable[tuple[np.ndarray, np.ndarray]], num_bags: int) -> np.ndarray:
+    """What bags come to, from which of them each part has, and what they come to there: one part after the other."""
+    total: np.ndarray | None = None
+    for which, vectors in parts:
+        if total is None and len(which) == num_bags:
+            total = vectors
+            continue
+        if total is None:
+            total = np.zeros((num_bags, vectors.shape[1]), vectors.dtype)
+        total[which] += vectors
+    assert total is not None
+    return total
 
 
 def _close(lines: Sequence[Line]) -> None:

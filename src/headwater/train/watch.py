@@ -41,6 +41,7 @@ MEASURE_S = 0.5  # of each direction of a link, with nothing else on it
 TRY_AFTER_S, TRY_AT_MOST_EVERY_S = 20.0, 600.0  # a link that got slow is tried; each time in vain, half as often
 SHARED = 1.5  # nodes that make so many times the rows that come here make some for others
 WARM_S = 10.0  # that a new plan may wait for nodes to load what it runs there, while the old one goes on
+AGAIN_S = 10.0  # until what could not be decided when nodes came or went is tried again
 TRY_S = 0.25  # what a slow link carries in so long is sent over it to see whether it still takes so long
 
 
@@ -118,6 +119,8 @@ class Watch:
         self._believed = rig
         self._version = -1
         self._begun = 0
+        self._news: tuple[str, ...] = ()  # of nodes that came or went, until something is decided
+        self._news_at = 0.0
         self._stopped = threading.Event()
         self.switches: list[Switch] = []
         self._thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stopped), name="watch", daemon=True)
@@ -134,6 +137,10 @@ class Watch:
             return None
         if self._source.clients != self._clients:
             self._renew(self._source.clients)
+        if self._news and time.perf_counter() >= self._news_at:
+            self._news_at = time.perf_counter() + AGAIN_S
+            self._decide(Replan(self._replanner.rig, self._news, of_links=False))
+            self._news = ()
             return None
         if self._source.version != self._version:
             self._version, self._begun = self._source.version, self._source.num_chunks
@@ -177,7 +184,7 @@ class Watch:
         self._clients, self._version, self._believed = clients, -1, rig
         self._replanner = self._watched(rig)
         why = [f"{', '.join(names)} {what}" for names, what in ((came, "joined"), (went, "left")) if names]
-        self._decide(Replan(rig, tuple(why), of_links=False))
+        self._news, self._news_at = (*self._news, *why), 0.0
 
     def _try(self) -> list[Replan]:
         """Is a link or the trainer fast again that got slow? Beside the run, which asks little of it."""

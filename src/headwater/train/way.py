@@ -1,21 +1,30 @@
-"""The way a batch goes: pooled by the nodes, or each of its distinct vectors fetched and pooled here.
+"""The way a batch goes: pooled by the nodes, or each of its distinct vectors fetched and pooled here; or nowhere, where
+this process has a copy of the table.
 
-Owns `Way`: it carries out what `core.travel` decides, and times the first steps for it.
+Owns `Way`: it carries out what `core.embedding_cost` and `core.travel` decide, and measures for them.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from headwater.core.bags import Bags, Sorting, gradients, pool
-from headwater.core.travel import WAYS, Shape, Trial
-from headwater.train.tables import Batch, Table
+from headwater.core.embedding_cost import HERE, NODES, PLACES, Priced, fastest
+from headwater.core.travel import WAYS, Trial
+from headwater.errors import ConfigError
+from headwater.train.table_measure import MEMORY_SHARE, fits_here, measure_table, shape_of
+from headwater.train.tablecopy import Copy, copy_bytes
+from headwater.train.tables import CLOSE_WITHIN_S, Table
 
-TRAVELS = (*WAYS, "auto")
+AUTO = "auto"
+TRAVELS = (*WAYS, AUTO)
+PLACED = (*PLACES, AUTO)
 
 log = logging.getLogger(__name__)
 
@@ -25,35 +34,87 @@ class Went:
     """A batch that went one way or the other; its gradients go the same."""
 
     way: str
-    batch: Batch
+    batch: Any  # the table's, or the copy's
     bags: Bags
     sorting: Sorting | None
     held_up_s: float
 
 
 class Way:
-    def __init__(self, table: Table, travels: str) -> None:
+    def __init__(self, table: Table, travels: str, place: str = NODES) -> None:
         self._table = table
         self._travels = travels
+        self._place = place
+        self._copy: Copy | None = None
         self._trial: Trial | None = None
         self._sorted: list[tuple[Bags, Sorting]] = []  # of batches that were staged
+        self.ranking: list[Priced] = []  # what was considered for `place="auto"`, the first one taken
+        if place == HERE and not fits_here(table):
+            raise ConfigError(f"a copy of table {table.name} takes {copy_bytes(table.spec) / 1e9:,.3g} GB, more than "
+                              f"{MEMORY_SHARE:.0%} of the memory that is free here; leave it on its nodes "
+                              "(place='nodes')")  # fmt: skip
+
+    # A copy here
+
+    @property
+    def place(self) -> str:
+        """Where the table is trained; "auto" until the first batch has come."""
+        return self._place
+
+    def write_back(self) -> None:
+        """What was trained in a copy goes to the nodes."""
+        if self._copy is not None:
+            self._copy.write_back()
+
+    def forget(self) -> None:
+        """The nodes' table has changed: a copy is made anew when it is needed. What was not written back is gone."""
+        if self._copy is not None:
+            self._last.detach()
+            self._copy = None
+
+    def _own(self) -> Copy:
+        if self._copy is None:
+            self._table.settle()
+            self._copy = Copy(self._table)
+            # When the process ends without closing the module, too: before the table hangs up.
+            self._last = weakref.finalize(self, _write_last, self._table, self._copy)
+        return self._copy
+
+    def _decide(self, bags: Bags) -> None:
+        spec, ways = self._table.spec, WAYS if self._travels == AUTO else (self._travels,)
+        if not fits_here(self._table):
+            self._place = NODES
+            log.info("table %s stays on its nodes: %.3g GB are more than %.0f %% of the memory that is free here",
+                     self._table.name, copy_bytes(spec) / 1e9, 100 * MEMORY_SHARE)  # fmt: skip
+            return
+        self.ranking = fastest(measure_table(self._table, bags), ways)
+        self._place = self.ranking[0].place
+        log.info("table %s: %s", self._table.name, "; not: ".join(each.describe() for each in self.ranking))
+
+    # The way
 
     @property
     def now(self) -> str:
         """The way that the next batch goes."""
-        if self._travels != "auto":
+        if self._place == HERE:
+            return HERE
+        if self._travels != AUTO:
             return self._travels
         return "pooled" if self._trial is None else self._trial.way
 
     @property
     def because(self) -> str:
         """Why it goes so; empty while that is not known."""
-        if self._travels != "auto":
+        if self._travels != AUTO:
             return "it was asked for"
         return "" if self._trial is None else self._trial.because
 
     def stage(self, bags: Bags, *, pooled: bool) -> bool:
-        if self._travels == "auto" and (self._trial is None or self._trial.chosen is None):
+        if self._place == HERE:
+            return True  # it is here
+        if self._place == AUTO:
+            return False
+        if self._travels == AUTO and (self._trial is None or self._trial.chosen is None):
             return False  # what was prefetched would not tell what a step takes
         if self.now == "pooled":
             return self._table.stage(bags, pooled=pooled)
@@ -73,9 +134,14 @@ class Way:
         self._table.unstage(bags)
 
     def pooled(self, bags: Bags) -> tuple[Went, np.ndarray]:
-        if self._travels == "auto" and self._trial is None:
-            spec = self._table.spec
-            self._trial = Trial(Shape(len(bags), len(bags.ids), len(np.unique(bags.ids)), spec.vector_bytes))
+        if self._place == AUTO:
+            self._decide(bags)
+        if self._place == HERE:
+            start = time.perf_counter()
+            parts, sums = self._own().pooled(bags)
+            return Went(HERE, parts, bags, None, time.perf_counter() - start), sums
+        if self._travels == AUTO and self._trial is None:
+            self._trial = Trial(shape_of(bags, self._table.spec.vector_bytes))
             self._tell()
         way, start = self.now, time.perf_counter()
         if way == "pooled":
@@ -83,10 +149,13 @@ class Way:
             return Went(way, batch, bags, None, time.perf_counter() - start), sums
         sorting = self._known(bags)
         batch, vectors = self._table.pooled(_each(sorting))
-        sums = pool(vectors[sorting.inverse], bags)
+        sums = pool(vectors, bags, sorting.inverse)
         return Went(way, batch, bags, sorting, time.perf_counter() - start), sums
 
     def train(self, went: Went, grads: np.ndarray, lr: float) -> None:
+        if went.way == HERE:
+            self._own().train(went.batch, grads, lr)
+            return
         start = time.perf_counter()
         if went.sorting is not None:
             grads = gradients(went.bags, went.sorting, grads)
@@ -111,3 +180,9 @@ class Way:
 
 def _each(sorting: Sorting) -> Bags:
     return Bags(sorting.unique, np.ones(len(sorting.unique), np.int64))
+
+
+def _write_last(table: Table, copy: Copy) -> None:
+    for line in table.lines:
+        line.patience_s = min(line.patience_s, CLOSE_WITHIN_S)
+    copy.write_back()
