@@ -436,7 +436,7 @@ def _answer_seeds() -> Sequence[bytes]:
                 "arrays": _listed(**{"0": ((2, *_Y.shape), "float32")})}  # fmt: skip
         grads = {"kind": "grads", "about": {"step": 7}, "fill": 0.5,
                  "arrays": _listed(a=((4, 3, 3, 3), "float32"), b=((4,), "float32"))}  # fmt: skip
-        ends = [grads]
+        ends: list[dict[str, Any]] = [grads]
         if among:
             whole = _listed(float32=((4 * 3 * 3 * 3 + 4 + 2,), "float32"))
             ends = [{"kind": "adding", "about": {"step": 7}},
@@ -449,8 +449,8 @@ def _answer_seeds() -> Sequence[bytes]:
     measured = {"kind": "measured", "about": times}
     error = {"kind": "error", "about": {"error": wire.error_to_wire(RefusedError("no")).decode()}}
     both = [
-        [each for pair in zip(steps(0, False, *how), steps(1, False, *how), strict=True) for each in pair]
-        for how in ((), (True,), (True, True))
+        [each for pair in zip(*(steps(node, False, among, apart) for node in (0, 1)), strict=False) for each in pair]
+        for among, apart in ((False, False), (True, False), (True, True))
     ]
     return [json.dumps(each).encode() for each in ([*steps(0, True), measured], *both, [error], [{"kind": "beat"}])]
 

@@ -126,7 +126,7 @@ def another(world):
 
 
 @pytest.mark.parametrize(("num_chunks", "per_worker", "num_workers", "depth"),
-                         [(3, 1, 2, 7), (4, 2, 2, 6), (3, 1, 3, 6), pytest.param(3, 1, 2, 8, marks=pytest.mark.slow),
+                         [(3, 1, 2, 7), (4, 2, 2, 5), (3, 1, 3, 6), pytest.param(3, 1, 2, 8, marks=pytest.mark.slow),
                           pytest.param(4, 2, 2, 7, marks=pytest.mark.slow)])  # fmt: skip
 def test_every_history_of_a_small_world_keeps_the_promises(num_chunks, per_worker, num_workers, depth):
     frontier, known = [World(num_chunks, per_worker, WORKERS[:num_workers])], set()

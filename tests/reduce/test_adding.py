@@ -232,15 +232,6 @@ def test_an_array_whose_sum_did_not_come_is_as_it_was(start, pair):
     assert 0 < stream.num_done < call.num_blocks
 
 
-def test_the_sum_of_a_short_array_begins_to_come_before_all_of_it_is_out(pair):
-    """64 KiB are four blocks over TCP, so that little more than one of them is added to the time of the way up."""
-    two = pair()
-    calls = two.both(lambda rank, reducer: reducer.begin(np.arange(16_384, dtype=np.float32) * (rank + 1)))
-    assert [call.num_blocks for call in calls] == [4, 4]
-    two.both(lambda rank, reducer: go_on(reducer, calls[rank]))
-    assert all((call.values == np.arange(16_384) * 3).all() for call in calls)
-
-
 def test_one_bucket_is_done_before_others_have_begun_the_next(pair):
     """What is awaited at once ends with a bucket: a worker may wait for it before it begins the next."""
     two = pair(timeout_s=5.0)
@@ -266,7 +257,7 @@ def test_the_last_sum_of_each_slot_is_kept_though_its_array_is_written_over(pair
         reducer.all_reduce(array)
         wanted = array.copy()
         array[:] = -1
-        size = reducer.layout.block_bytes_of(4 * len(wanted)) // 4
+        size = reducer.layout.block_bytes // 4
         blocks = [wanted[start : start + size] for start in range(0, len(wanted), size)]
         return all((reducer.held(number).view(np.float32)[: len(block)] == block).all()
                    for number, block in enumerate(blocks))  # fmt: skip

@@ -55,7 +55,7 @@ class Peer:
 def attempt(clock, peer, patience_s=60.0):
     parts = [{0: Part(np.arange(4), 1)}]
     return Attempt(1, WORK, {0: peer}, clock, parts, [torch.zeros(4)], lambda out, y: out.sum(), lambda: None,
-                   patience_s, clock)  # fmt: skip
+                   patience_s, clock=clock)  # fmt: skip
 
 
 def test_it_is_told_of_after_patience_and_lost_after_ten_times_that(caplog):

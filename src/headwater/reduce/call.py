@@ -32,8 +32,7 @@ class Call:
         self._total = total
         self._finished = finished
         self._piece_values = layout.piece_bytes // number.wire.itemsize
-        size = number.wire.itemsize
-        self._block_values = layout.block_bytes_of(len(values) * size) // size
+        self._block_values = layout.pieces * self._piece_values
         self._pieces = layout.pieces
         self.num_blocks = max(1, -(-len(values) // self._block_values))
         self.num_left = self.num_blocks

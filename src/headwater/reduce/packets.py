@@ -27,7 +27,6 @@ DATA, RESULT, ASK, NEED, WAIT = range(5)
 MEAN = 0x10  # a flag: the sum is divided by the number of workers
 DEFAULT_PIECE_BYTES = 1400  # with all headers 1,458 bytes on Ethernet: passes tunnels that leave 1,450 of 1,500
 BURST_BYTES = 47_000  # of packets sent by one call: what a link of 100 Mbit/s lets pass at once is about this
-SHORT_BLOCKS, SHORT_BYTES = 8, 16 << 10  # of a short array over TCP: so many blocks, of so many bytes at least
 _BLOCK, _PIECE, _PIECES, _FLAGS = 0, 32, 40, 48
 _MESSAGE = struct.Struct("<QQQ")
 
@@ -68,14 +67,6 @@ class Layout:
         self.rows = -(-BUFFER_BYTES // self.packet_bytes)  # of a buffer; the kernel may fill all but a part of the last
         self.steps = np.arange(self.rows, dtype=np.uint64) << np.uint64(_PIECE)
         self.step_bytes = [self.steps[:count].tobytes() for count in range(self.rows + 1)]
-
-    def block_bytes_of(self, num_bytes: int) -> int:
-        """How large the blocks of an array are. A short one has smaller ones where a block is one piece: else all of it
-        would be here before any of its sum went back. Everybody cuts alike, and sums are the same however it is cut."""
-        if self.pieces > 1:
-            return self.block_bytes
-        part = -(-num_bytes // SHORT_BLOCKS)
-        return min(self.block_bytes, max(SHORT_BYTES, part + -part % 8))
 
     def num_pieces(self, num_bytes: int) -> int:
         return -(-num_bytes // self.piece_bytes)
