@@ -228,6 +228,7 @@ def result(cases: list[dict[str, Any]], quick: bool, what: str) -> Result:
             "to a profile comes what a step costs beyond its parts, from one plan that is run on the profile's own "
             "rig, which is no point; and that the store, which runs on the node's core, takes of it for a trainer's "
             "read what it takes for a node's (where the node may use all of it; else the store has the rest)",
+            "what a slow model takes on the trainer is the less of two measurements, as in profiles of faster ones",
             f"while the simulator was built, other points were looked at: {', '.join(TUNING)}",
         ],
         draw=lambda path: draw(cases, path),

@@ -231,6 +231,10 @@ def result(runs: dict[str, list[Run]], bench: Bench, left: list[str], what: str,
             "hits: answers of the store that were spoiled, kept rows that a node found damaged and made again, or runs "
             "in which its cache met the full disk",
             f"all nodes run the prefix on {ENGINE}; a planned job has them use one engine, too",
+            "training on nodes: two nodes, in float64. Partitioned: a small network with a batch-norm on each side of "
+            "the cut; hits are steps that were dropped everywhere and done again. An embedding table: its rows are "
+            "steps, as each node counts them; hits are calls that found the node away. The last of the losses compared "
+            "is what all weights, or all vectors, come to in the end",
             *(f"left over: {each}" for each in left),
         ],
         draw=lambda path: draw(cases, path),

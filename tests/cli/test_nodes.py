@@ -16,9 +16,9 @@ from headwater.data.transforms import Normalize, Resize, ToFloat
 TRANSFORMS = [Resize((32, 32)), ToFloat(), Normalize((0.5,) * 3, (0.5,) * 3)]
 
 
-def run(*arguments):
+def run(*arguments, columns=200):
     return subprocess.run([sys.executable, "-m", "headwater.cli", "nodes", *arguments], capture_output=True, text=True,
-                          env={**os.environ, "COLUMNS": "200"}, timeout=60, check=False)  # fmt: skip
+                          env={**os.environ, "COLUMNS": str(columns)}, timeout=60, check=False)  # fmt: skip
 
 
 def test_a_working_node_shows_rows_and_busy_stages(pictures, start_node):
@@ -44,7 +44,7 @@ def test_a_working_node_shows_rows_and_busy_stages(pictures, start_node):
             (seen,) = json.loads(result.stdout)
             if seen["per_s"]["num_rows"]:
                 break
-        shown = run(node.address, "--seconds", "0.5")
+        shown, narrow = (run(node.address, "--seconds", "0.5", columns=columns) for columns in (200, 80))
     finally:
         ended.set()
         worker.join()
@@ -53,6 +53,9 @@ def test_a_working_node_shows_rows_and_busy_stages(pictures, start_node):
     assert shown.returncode == 0
     assert node.address in shown.stdout
     assert str(pictures) in shown.stdout.replace("\n", "")
+    assert f"on {node.address}: " in " ".join(narrow.stdout.split()), "why a prefix runs as it does, in one piece"
+    assert all(title in narrow.stdout for title in ("rows/s", "kept/s", "decode", "MB/s read")), "nothing is cut off"
+    assert node.address[:12] in narrow.stdout
 
 
 def test_a_node_that_does_not_answer_is_shown_and_the_others_too(pictures, start_node):

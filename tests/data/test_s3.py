@@ -65,6 +65,19 @@ def test_wrong_credentials_are_a_store_error_without_the_secret(s3: str, monkeyp
     assert "not-the-secret" not in str(caught.value)
 
 
+def test_who_was_asked_is_said_where_no_endpoint_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    said = str(open_store("s3://photos")._refusal("can't be listed", OSError("error sending request")))
+    assert "AWS_ENDPOINT_URL is not set, so Amazon's S3 was asked" in said
+
+
+def test_a_store_that_says_403_is_asked_with_wrong_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    said = str(open_store("s3://photos")._refusal("can't be listed", OSError("Error after 0 retries: 403 Forbidden")))
+    assert "check the credentials" in said
+
+
 def test_a_bucket_that_is_not_there_is_a_store_error(s3: str) -> None:
     with pytest.raises(StoreError, match=r"can't be listed: .*NoSuchBucket|404.*check the bucket"):
         list_samples(s3)

@@ -64,7 +64,7 @@ def show(found: list[Finding], console: Console) -> None:
                 table.add_row(Text(text, style), Text(each.what), Text(plain(each.said)))
         console.print(table)
     todo = [each for each in found if each.do and each.verdict != OK]
-    for each in sorted(todo, key=lambda one: one.verdict != WRONG):
+    for each in sorted(todo, key=lambda one: one.verdict == WRONG):  # what is wrong is read last
         console.print(
             Text.assemble((f"{each.what} ({each.part}): ", _LOOKS[each.verdict][1]), plain(each.do)), soft_wrap=True
         )

@@ -115,16 +115,17 @@ def look(clients: dict[str, NodeClient], seconds: float) -> list[Seen]:
 
 
 def tables(seen: list[Seen]) -> list[Table | Text]:
-    """Who is there; what they run, if they do; and who is not there, in full whatever the width."""
-    found = [each for each in (table(seen), prefixes(seen), jobs(seen)) if each.row_count]
-    return [*found, *(Text(f"{each.address}: {each.fault}", style="red") for each in seen if each.fault)]
+    """Who is there; what they run and why, if they do; and who is not there, in full whatever the width."""
+    found = [each for each in (table(seen), stages(seen), prefixes(seen), jobs(seen)) if each.row_count]
+    faults = [Text(f"{each.address}: {each.fault}", style="red") for each in seen if each.fault]
+    return [*found, *reasons(seen), *faults]
 
 
 def table(seen: list[Seen]) -> Table:
-    found = Table(title="nodes; busy in threads", title_justify="left")
+    found = Table(title="nodes", title_justify="left")
     for title in ("node", "serves"):
-        found.add_column(title, overflow="fold")
-    for title in ("cores", "memory", "rows/s", "kept/s", *STAGES, "MB/s read", "bad"):
+        found.add_column(title, overflow="fold", min_width=12)
+    for title in ("cores", "memory", "rows/s", "kept/s", "bad"):
         found.add_column(title, justify="right", no_wrap=True)
     for each in seen:
         if each.fault:
@@ -137,25 +138,41 @@ def table(seen: list[Seen]) -> Table:
             f"{hello['memory_bytes'] / 1e9:.1f} GB" if hello.get("memory_bytes") else "?",
             f"{each.rate('num_rows'):,.1f}",
             "off" if hello.get("cache_fault") else f"{each.rate('num_cache_hits'):,.1f}",
-            *(f"{each.rate(f'{stage}_s'):.2f}" for stage in STAGES),
-            f"{each.rate('read_bytes') / 1e6:,.1f}",
             f"{hello['busy']['num_bad']:,.0f}",
         )
     return found
 
 
+def stages(seen: list[Seen]) -> Table:
+    """How busy each stage is."""
+    found = Table(title="busy in threads", title_justify="left")
+    found.add_column("node", overflow="fold", min_width=12)
+    for title in (*STAGES, "MB/s read"):
+        found.add_column(title, justify="right", no_wrap=True)
+    for each in seen:
+        if not each.fault:
+            found.add_row(each.address, *(f"{each.rate(f'{stage}_s'):.2f}" for stage in STAGES),
+                          f"{each.rate('read_bytes') / 1e6:,.1f}")  # fmt: skip
+    return found
+
+
 def prefixes(seen: list[Seen]) -> Table:
-    """What each node runs, and why that way."""
+    """What each node runs; `reasons` tell why that way."""
     found = Table(title="prefixes in use", title_justify="left")
-    for title in ("node", "prefix", "gives", "precision", "engine", "threads", "rows at once", "why"):
-        found.add_column(title, overflow="fold")
+    for title in ("node", "prefix", "gives", "precision", "engine", "threads × rows"):
+        found.add_column(title, overflow="fold", min_width={"node": 10, "prefix": 8}.get(title))
     for each in seen:
         for prefix in each.hello.get("prefixes", ()):
             gives = "everything" if prefix["outputs"] is None else ", ".join(prefix["outputs"])
-            found.add_row(each.address, escape(prefix["digest"][:12]), escape(gives), escape(prefix["precision"]),
-                          escape(prefix["engine"]), str(prefix["threads"]), str(prefix["batch"]),
-                          escape(prefix["why"]))  # fmt: skip
+            found.add_row(each.address, escape(prefix["digest"][:8]), escape(gives), escape(prefix["precision"]),
+                          escape(prefix["engine"]), f"{prefix['threads']} × {prefix['batch']}")  # fmt: skip
     return found
+
+
+def reasons(seen: list[Seen]) -> list[Text]:
+    """Why each prefix runs as it does: a sentence each, over the whole width."""
+    return [Text(f"{prefix['digest'][:8]} on {each.address}: {prefix['why']}", style="dim")
+            for each in seen for prefix in each.hello.get("prefixes", ())]  # fmt: skip
 
 
 def jobs(seen: list[Seen]) -> Table:

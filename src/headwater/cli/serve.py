@@ -150,7 +150,7 @@ def serve(
         console.print(f"serving {', '.join(map(redact, node.roots))} on {scheme}://{host}:{node.port} with "
                       f"{node.num_threads} threads")  # fmt: skip
         if pages:
-            console.print(f"metrics are at {pages}", style="dim")
+            console.print(f"metrics are at {pages}, a page at {pages.removesuffix('metrics')}", style="dim")
         console.print(f"{shared(node)}; {kept(node)}; Ctrl-C stops it", style="dim")
         sys.stdout.flush()
 

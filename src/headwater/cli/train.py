@@ -39,7 +39,7 @@ def train(
     Writes model.pt (the model's own state_dict), checkpoint.pt and metrics.jsonl to the job's output folder, and
     meanwhile run.json, which `headwater ui FOLDER` shows. After each epoch it prints what it took, and what validation
     and the checkpoint took after it: CPU-seconds and memory of the trainer and of each node (for all of a node's jobs),
-    and energy, which is modelled from the watts of trainer and nodes in [power].
+    and energy, which is modelled from the watts of trainer and nodes in the job file's part called power.
     """
     needs_torch()
     if trace is not None and not trace.resolve().parent.is_dir():

@@ -355,10 +355,14 @@ class Store:
             way_out = "the disk is full: make room there, and run this again"
         elif "invalid path" in first.lower():
             way_out = "rename what is called so: names are UTF-8 without control characters"
-        elif isinstance(error, PermissionDeniedError | UnauthenticatedError):
-            way_out = "check the credentials (for s3://: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION)"
+        elif isinstance(error, PermissionDeniedError | UnauthenticatedError) or re.search(r"\b40[13] ", first):
+            way_out = ("check the credentials (for s3://: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION), and "
+                       "what they allow")  # fmt: skip
         elif self._root is not None:
             way_out = f"check that the folder is there and may be {'written to' if 'written' in what else 'read'}"
+        elif self.url.startswith("s3://") and not _endpoint():
+            way_out = ("AWS_ENDPOINT_URL is not set, so Amazon's S3 was asked: set it if the store is another one, and "
+                       "check the bucket's name")  # fmt: skip
         else:
             way_out = "check the bucket's name, the endpoint (for s3://: AWS_ENDPOINT_URL) and that the store is up"
         return StoreError(f"{self._shown} {what}: {first}; {way_out}")

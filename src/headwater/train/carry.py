@@ -206,7 +206,7 @@ class Carrier:
         given = self._setting
         assert given.start_own is not None
         if self.own is None:
-            with given.progress.step("starting a node beside the trainer"):
+            with given.progress.step("starting a process for this machine's share"):
                 started = given.start_own()
                 started.trace = given.trace
             with self._lock:

@@ -59,7 +59,7 @@ def check() -> Iterator[Finding]:
             "OpenVINO",
             NOTE,
             "not installed; nodes use ONNX Runtime alone",
-            "pip install 'headwater[openvino]' on nodes with Intel or AMD CPUs: it is taken where it is faster",
+            "pip install '.[openvino]' in a checkout, on nodes with Intel or AMD CPUs: it is taken where it is faster",
         )
     for precision, why in engines.precision_faults().items():
         yield Finding(_PART, precision, NOTE, f"no prefix can be run in {precision} here: {why}")

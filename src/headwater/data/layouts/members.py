@@ -119,7 +119,9 @@ def _records(text: bytes) -> dict[str, str]:
     found, place = {}, 0
     while place < len(text) and text[place]:  # padding with NULs is met
         blank = text.find(b" ", place, place + 20)
-        stop = place + (_number(text[place:blank].decode("ascii", "replace")) if blank > place else 0)
+        if blank <= place:  # no length: it would be read again, for ever
+            raise ValueError("a pax header is damaged")
+        stop = place + _number(text[place:blank].decode("ascii", "replace"))
         if not blank < stop <= len(text) or text[stop - 1 : stop] != b"\n":
             raise ValueError("a pax header is damaged")
         key, equals, value = text[blank + 1 : stop - 1].partition(b"=")

@@ -19,7 +19,7 @@ from headwater.data.decode import SUFFIXES
 from headwater.data.layouts.listing import Listing, number_labels, some
 from headwater.data.layouts.members import Member, read_members
 from headwater.data.samples import Samples
-from headwater.data.store import Store
+from headwater.data.store import Store, redact
 from headwater.errors import DataError, EmptyDataError, LabelError
 
 LOOKED_FOR = "WebDataset tars (.tar with 7.jpg and 7.cls or 7.json inside)"
@@ -136,7 +136,8 @@ def _index(store: Store, key: str, size: int, etag: str, seen: Callable[[int], N
                 told = len(shard.groups)
     except ValueError as error:
         raise DataError(
-            f"{store!r} {key}: not a whole tar ({size:,} bytes): {error}; it was cut short or is no tar: write it again"
+            f"{redact(store.url)}/{key}: not a whole tar ({size:,} bytes): {error}; it was cut short or is no tar: "
+            "write it again"
         ) from None
     seen(len(shard.groups) - told)
     return shard
