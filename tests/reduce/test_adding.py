@@ -344,7 +344,7 @@ def test_a_leaf_takes_no_more_memory_than_its_own(start, pair):
 
 
 def test_more_sums_may_have_come_than_the_kernel_takes_places_for(start, pair):
-    two, count = pair(start("--window", "64MiB").address), 700
+    two, count = pair(start("--window", "128MiB").address), 700
 
     def one(rank, reducer):
         calls = [reducer.begin(np.ones(1, np.float32)) for _ in range(count)]

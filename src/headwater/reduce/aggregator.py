@@ -35,7 +35,7 @@ from headwater.reduce.wire import open_wire
 
 # Of each worker's blocks under way, by lane. Packets: 42 ms at 100 Mbit/s, less than a switch port holds. TCP finds out
 # by itself what the port holds, and a wider window lets a worker sleep for longer.
-WINDOW_BYTES = {TCP: 1 << 20, UDP: 512 << 10}
+WINDOW_BYTES = {TCP: 2 << 20, UDP: 512 << 10}
 MEMORY_BYTES = 1 << 30  # for the slots of all jobs
 STATUS_S = 10.0
 MAX_GUESTS = 4096
