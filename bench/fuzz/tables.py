@@ -259,7 +259,7 @@ def _told(room: Room) -> Harness:
                 table.train(batch, sums, 0.1)
                 vectors, state = table.read(np.arange(3))
                 assert (vectors.shape, state.shape) == ((3, _SPEC.dim), (3,))
-                for ids in tablefile._trained(table, 100):
+                for ids in tablefile.trained(table, 100):
                     table.write(ids, np.zeros((len(ids), _SPEC.dim)))
                 table.grow(50)
             finally:

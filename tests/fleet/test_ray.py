@@ -215,7 +215,7 @@ def test_why_a_node_can_not_be_started_is_said_although_another_one_answers(clus
 
 
 def test_a_connection_leaves_what_a_signal_does_to_a_script_as_it_was(cluster):
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert "ray" not in (getattr(signal.getsignal(signal.SIGTERM), "__module__", None) or "")
 
 
 def test_there_is_no_such_fleet(cluster, near):

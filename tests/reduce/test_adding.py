@@ -17,6 +17,7 @@ from tests.reduce.processes import KEY, results
 
 from headwater.errors import AggregatorGoneError, ConfigError, JoinRefusedError, ReduceError, WorkerGoneError
 from headwater.reduce import Reducer
+from headwater.reduce.aggregator import Aggregator
 from headwater.reduce.connection import BLOCK_HEAD
 from headwater.reduce.control import address, proof
 from headwater.reduce.joining import Ticket, connect, join
@@ -436,3 +437,13 @@ def test_what_can_not_be_added_up_is_said_before_anything_is_sent(shared, array,
         pytest.raises(ConfigError, match=says),
     ):
         alone.all_reduce(array, **options)
+
+
+def test_an_aggregator_that_has_ended_may_be_told_to_stop():
+    """Its files are closed by then, and their numbers may be others'."""
+    made = Aggregator(("127.0.0.1", 0))
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    made.stop()
+    thread.join()
+    made.stop()

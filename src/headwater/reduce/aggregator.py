@@ -89,7 +89,7 @@ class Aggregator:
         self._epoll = select.epoll()
         self._told, self._tell = os.pipe()
         os.set_blocking(self._told, False)
-        self._stopping = False
+        self._stopping, self._closing = False, threading.RLock()  # a signal may come anywhere
         self._handed_over: list[Callable[[], None]] = []  # from threads that join a root
         self._status_at, self._status_bytes = time.monotonic(), 0
         self._look_at = 0.0  # when guests and the status are due again
@@ -119,7 +119,7 @@ class Aggregator:
 
     def stop(self) -> None:
         self._stopping = True
-        os.write(self._tell, b"\0")
+        self._wake()
 
     @property
     def tell_fd(self) -> int:
@@ -134,8 +134,16 @@ class Aggregator:
         for each in (self._door, self._strangers):
             each.close()
         self._epoll.close()
-        os.close(self._told)
-        os.close(self._tell)
+        with self._closing:
+            os.close(self._told)
+            os.close(self._tell)
+            self._tell = -1
+
+    def _wake(self) -> None:
+        """From any thread; nothing once it has ended: the files' numbers may be others' by then."""
+        with self._closing:
+            if self._tell >= 0:
+                os.write(self._tell, b"\0")
 
     def _watch(self, fd: int, call: Callable[[int], None], events: int = select.EPOLLIN) -> None:
         self._calls[fd] = call
@@ -270,8 +278,7 @@ class Aggregator:
             except HeadwaterError as error:
                 found = error
             self._handed_over.append(lambda: self._root_said(place, there, found))
-            with contextlib.suppress(OSError):  # it was stopped meanwhile
-                os.write(self._tell, b"\1")
+            self._wake()
 
         threading.Thread(target=ask, name="join the root", daemon=True).start()
 
